@@ -72,6 +72,10 @@ class Store:
         return np.array([[len(each), sum(each)] for each in spans]).reshape(-1, 2)
 
     @property
+    def media_kinds(self):
+        return tuple({medium.kind: None for each in self.examples for medium in each.media})
+
+    @property
     def pairs(self):
         return np.arange(len(self)).reshape(-1, 2)
 

@@ -1,4 +1,4 @@
-"""Tiny models with processors of their own, rows with images or audio, and what plain transformers makes of them."""
+"""Tiny models with processors of their own, rows with media, and what plain transformers makes of them."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from transformers.models.idefics2.image_processing_pil_idefics2 import Idefics2I
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
 
+from .. import films
 from . import modalities, reference
 from .conftest import conversations, write_rows
 
@@ -202,6 +203,18 @@ def _one_clip(name: str) -> tuple[Any, Any]:
     return config, processor
 
 
+def _qwen3_vl() -> tuple[Any, Any]:
+    """Images and videos of any size, with the times of frames in the text: packed documents."""
+    tokenizer = _tokenizer("", **dict(zip(("start", "end", "image", "video"), films.MARKS, strict=True)))
+    which = "{{% if part['type'] == 'video' %}}{video}{{% else %}}{image}{{% endif %}}".format(**films.PLACEHOLDERS)
+    tokenizer.chat_template = TEMPLATE.replace("PLACEHOLDER", which)
+    config = modalities.CONFIGS["qwen3-vl"]()
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    for name, token in zip(names, tokenizer.convert_tokens_to_ids([*films.MARKS]), strict=True):
+        setattr(config, name, token)
+    return config, films.FilmProcessor.of(tokenizer)
+
+
 FAMILIES = {
     "gemma3": _gemma3,
     "llava": _llava,
@@ -210,6 +223,7 @@ FAMILIES = {
     "idefics2": _idefics2,
     "mllama": _mllama,
     "qwen2-audio": _qwen2_audio,
+    "qwen3-vl": _qwen3_vl,
     "glm-asr": partial(_one_clip, "GlmAsr"),
     "qwen3-asr": partial(_one_clip, "Qwen3ASR"),
 }
@@ -249,14 +263,17 @@ def clip(file: Path, seed: int) -> None:
 
 
 def conversation(folder: Path, number: int, media: int, kind: str = "image") -> dict[str, Any]:
-    """A conversation of one or two turns, with images or audio of its own before, in and behind the user's texts."""
+    """A conversation of one or two turns, with media of its own before, in and behind the user's texts; videos are frames."""
     (folder / "images").mkdir(exist_ok=True)
     (row,) = conversations(number + 1)[number:]
     asked = [message for message in row["messages"] if message["role"] == "user"]
     for medium in range(media):
-        file = f"images/{number}_{medium}.{'png' if kind == 'image' else 'wav'}"
+        file: Any = f"images/{number}_{medium}.{'wav' if kind == 'audio' else 'png'}"
         if kind == "image":
             picture(10 * number + medium).save(folder / file)
+        elif kind == "video":
+            size = [(32, 60), (60, 30), (29, 29)][(number + medium) % 3]
+            file = films.frames(folder, f"images/{number}_{medium}", 2 + (number + 2 * medium) % 4, size)
         else:
             clip(folder / file, 10 * number + medium)
         message: dict[str, Any] = asked[medium % len(asked)]
@@ -309,6 +326,10 @@ def load(part: dict[str, Any], folder: Path) -> None:
     """Decode the medium of a part, whose path begins in a folder; of audio, as a processor at 16 kHz is given it."""
     if part["type"] == "image":
         part["image"] = load_image(str(folder / part["image"]))
+    elif part["type"] == "video" and isinstance(part["video"], str):
+        part["video"] = str(folder / part["video"])
+    elif part["type"] == "video":
+        part["video"] = [load_image(str(folder / frame)) for frame in part["video"]]
     elif part["type"] == "audio":
         part["audio"] = load_audio(str(folder / part["audio"]), 16_000, backend="soundfile")
 

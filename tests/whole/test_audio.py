@@ -243,7 +243,7 @@ def test_the_memory_plan(given: dict[str, Any], tmp_path: Path, monkeypatch: pyt
             {"freeze_multi_modal_projector": False},
             "freeze_multi_modal_projector=False: no row of data_path has an image",
         ),
-        ("sft", {"model_path": "TEXT"}, r"rows\.jsonl:1: there are images or audio, and the model has no processor"),
+        ("sft", {"model_path": "TEXT"}, r"rows\.jsonl:1: there are media, and the model has no processor"),
     ],
 )
 def test_what_cannot_have_audio(

@@ -61,7 +61,7 @@ class Document(forge_algos.MediaDocument):
 
 
 def document(name: str, images: int, seed: int) -> Document:
-    """Ids, images and token types as the family's processor gives them."""
+    """Ids, images and token types as the family's processor gives them; of Qwen-Omni's a clip and a video too."""
     draw = np.random.default_rng(seed)
     ids: list[int] = []
     pixels, grids, spans = [], [], []
@@ -87,6 +87,15 @@ def document(name: str, images: int, seed: int) -> Document:
         inputs = {
             "input_features": (draw.standard_normal((1, 16, 60)) * heard).astype(np.float32),
             "feature_attention_mask": heard[None],
+        }
+        # Two moments of a video, whose positions are seconds apart.
+        grid, seconds = (2, 2, 4), float(draw.uniform(0.3, 3))
+        spans.append((len(ids), len(ids) + 4 + 2))
+        ids += [modalities.START, *[modalities.VIDEO] * 4, modalities.END]
+        inputs |= {
+            "pixel_values_videos": draw.standard_normal((np.prod(grid), 3 * 2 * 14 * 14)).astype(np.float32),
+            "video_grid_thw": np.array([grid]),
+            "video_second_per_grid": np.array([seconds], np.float32),
         }
     ids += draw.integers(5, 400, draw.integers(4, 9)).tolist()
     if images:

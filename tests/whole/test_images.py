@@ -122,7 +122,7 @@ def test_the_memory_plan(given: dict[str, Any], model: Path, tmp_path: Path, mon
     assert any("images are counted in padded lines" in note for note in about["notes"])
 
     with monkeypatch.context() as patched:
-        patched.setattr(forge_data.MediaInputs, "joins", False)
+        patched.setattr(forge_data.MediaInputs, "joins_of", lambda *_: False)
         forge.sft(**settings, ckpt_output_dir=tmp_path / "single")
     single = json.loads((tmp_path / "single" / "memory.json").read_text())
     taken = {phase["name"]: phase for phase in single["phases"]}
@@ -295,7 +295,7 @@ def test_an_image_that_changes_meanwhile(
         ("sft", {"adapter": "prefix"}, "adapter=prefix and rows with images.*lora"),
         ("sft", {"adapter": "prompt"}, "adapter=prompt and rows with images.*lora"),
         ("sft", {"backend": "trl"}, "backend=trl and rows with images.*text alone"),
-        ("sft", {"model_path": "TEXT"}, r"rows\.jsonl:1: there are images or audio, and the model has no processor"),
+        ("sft", {"model_path": "TEXT"}, r"rows\.jsonl:1: there are media, and the model has no processor"),
         ("distill", {"teacher_path": "MODEL", "adapter": "prefix"}, "adapter=prefix and rows with images.*lora"),
     ],
 )

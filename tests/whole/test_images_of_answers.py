@@ -147,7 +147,7 @@ def test_losses_are_those_of_plain_transformers(
     """Each answer, and each mismatch, which has the images of its prompt; also where a row holds one sample."""
     if single:
         monkeypatch.setattr("forge.tasks._media._known", {})
-        monkeypatch.setattr(forge_data.MediaInputs, "joins", False)
+        monkeypatch.setattr(forge_data.MediaInputs, "joins_of", lambda *_: False)
     run = forge.kto(**given | more, ckpt_output_dir=tmp_path / "run")
     check(run, model, data, kl=more.get("loss_type") is None)
     log = (run.output_dir / "log.txt").read_text()

@@ -294,7 +294,7 @@ def test_what_is_done_once(whole: Path, model: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(_media, "_known", {})
     settings, tokenizer = SimpleNamespace(model=SimpleNamespace(model_path=str(model))), forge_data.load_tokenizer(model)
     items = SimpleNamespace(store=forge_data.TokenStore.open(whole / "data" / "train"))
-    assert _media.media_join(settings)
+    assert _media.media_join(settings, items.store)
     documents = _media.media_documents(settings, tokenizer, items, None)
     assert _media.media_documents(settings, tokenizer, items, None) is documents
     assert (len(documents), done) == (2, ["processor", "sample", "sample"])
@@ -303,7 +303,7 @@ def test_what_is_done_once(whole: Path, model: Path, monkeypatch: pytest.MonkeyP
 def test_a_processor_whose_arrays_do_not_join(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row would hold one sample, and no pair: one error before a model is loaded."""
     monkeypatch.setattr("forge.tasks._media._known", {})
-    monkeypatch.setattr(forge_data.MediaInputs, "joins", False)
+    monkeypatch.setattr(forge_data.MediaInputs, "joins_of", lambda *_: False)
     monkeypatch.setattr("forge.run._run.load_with_attention", lambda *_, **__: pytest.fail("a model is loaded"))
     with pytest.raises(forge.SettingsError, match="pairs of answers with images: the processor .*with sft, or") as caught:
         forge.dpo(**given, ckpt_output_dir=tmp_path / "run")

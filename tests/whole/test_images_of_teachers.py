@@ -88,7 +88,7 @@ def test_what_can_be_a_teacher(
     """One that takes one sample a forward can, where the student does too; one that sees no images cannot."""
     if single:
         monkeypatch.setattr("forge.tasks._media._known", {})
-        monkeypatch.setattr(forge_data.MediaInputs, "joins", False)
+        monkeypatch.setattr(forge_data.MediaInputs, "joins_of", lambda *_: False)
         monkeypatch.setattr(forge_algos, "pack_media", lambda *_, **__: (None, "no two fit"))
     given = {"model_path": str(models[0]), "data_path": str(data), **GIVEN, "validation_split": 0, "max_steps": 1}
     if single:

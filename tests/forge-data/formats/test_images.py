@@ -135,8 +135,6 @@ def shared(text):
         ({"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": "<image>"}], "image": "a", "system": "s"},
          r"field conversations\[1\].value holds <image>"),
         ({"prompt": "?", "completion": "!", "images": ["a"]}, r"field images is a list of 1, but prompt and completion are te"),
-        ({"messages": [TEXT, ANSWER], "videos": ["a"]}, r"field videos is a list of 1, and video is not trained; take it out"),
-        ({"messages": [TEXT, ANSWER], "video": "a"}, r"field video is the string 'a', and video is not trained; take it out"),
         ({"text": "a", "images": ["a"]}, r"field images is a list of 1, and rows of text are trained on text alone; take it"),
     ],
 )  # fmt: skip

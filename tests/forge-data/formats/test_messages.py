@@ -38,11 +38,9 @@ def bot(**more):
         ([USER | {"content": [{"type": "text"}]}], r"content\[0\] is an object with 'type'; a part must be"),
         ([USER | {"content": [{"type": "image_url", "image_url": {}}]}], r"content\[0\] is a part of the type 'image_url', "
                                                                          r"and only text is trained here: forge sft, .*"
-                                                                         r"train images .*; take the row out"),
-        ([USER | {"content": [{"type": "video_url", "video_url": "v.mp4"}]}], r"content\[0\] is a part of the type "
-                                                                              r"'video_url', and video is not trained; take"),
+                                                                         r"train images, .*; take the row out"),
         ([USER | {"content": [{"type": "file", "file": {}}]}], r"content\[0\] is a part of the type 'file'; a part is text "
-                                                               r"\(.*\), an image or audio: take the row out"),
+                                                               r"\(.*\), an image, a video or audio: take the row out"),
         ([USER | {"content": [{"type": "text", "text": "x", "cache": 1}]}], r"content\[0\].cache is int 1; a part has type and "
                                                                             r"text"),
         ([bot(audio={"id": 1})], r"messages\[0\].audio is an object with 'id', which is not known, and would be ignored; "

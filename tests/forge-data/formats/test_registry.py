@@ -187,7 +187,6 @@ def test_what_only_templates_read(kind, field):
     [
         ("functions", "read from tools"),
         ("images", "only text is trained here: forge sft, osft, "),
-        ("video", "video is not trained"),
         ("audios", "only text is trained here: forge sft, osft, "),
         ("loss_mask", "write the mask into labels as -100"),
         ("completion_mask", "write the mask into labels as -100"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from forge_data import DataError, MediaInputs, TokenizerError, load_tokenizer
-from forge_data.media._processor import load_processor, processor_files
+from forge_data.media._load import load_processor, processor_files
 from forge_data.tokenizing._encoder import Encoder
 
 from .. import pictured

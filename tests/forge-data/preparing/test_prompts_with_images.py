@@ -169,7 +169,6 @@ def test_opened_again(store, folder, model):
             {"prompt": [{"role": "user", "content": "<start_of_image>"}], "images": ["0.png"]},
             "has '<start_of_image>' in its text",
         ),
-        ({"prompt": [{"role": "user", "content": [{"type": "video", "video": "a"}]}]}, "video is not trained"),
     ],
 )
 def test_bad_rows(row, refusal, folder, model, tmp_path):
@@ -190,5 +189,5 @@ def test_refused_without_the_argument(folder, model, tmp_path):
 
 def test_a_model_of_text(folder, chatml_tokenizer, tmp_path):
     """A tokenizer without a processor is one error by the row."""
-    with pytest.raises(TokenizerError, match=r"rows\.jsonl:1: rows have images, and the tokenizer was not loaded"):
+    with pytest.raises(TokenizerError, match=r"rows\.jsonl:1: rows have media, and the tokenizer was not loaded"):
         prepare_prompts(folder / "rows.jsonl", chatml_tokenizer, tmp_path / "store", media=True)

@@ -264,7 +264,7 @@ def test_no_processor(gemma3_directory, tmp_path):
     encoder = Encoder(load_tokenizer(tmp_path))
     for _ in range(2):
         with pytest.raises(
-            TokenizerError, match=r"^rows.jsonl:1: there are images or audio, and no processor of them can be loaded from"
+            TokenizerError, match=r"^rows.jsonl:1: there are media, and no processor of them can be loaded from"
         ):
             encoder.encode([chat(("user", [0]), ("assistant", "a cat"))])
     assert len(encoder.encode([chat(("user", "hello"), ("assistant", "a cat"))])) == 1

@@ -117,7 +117,7 @@ def test_what_is_no_image_is_refused(pictured: Path, model_dir: Path) -> None:
     file = pictured / "0.png"
     with pytest.raises(
         forge.data.TokenizerError,
-        match="cannot be asked about images or audio: .* the model has no processor of text and of these",
+        match="cannot be asked about media: .* the model has no processor of text and of these",
     ):
         forge.generate(model_dir, "what?", image=[file])
     with pytest.raises(forge.data.DataError, match="writes 2 of '<boi>', the placeholder of an image, for 1 image"):

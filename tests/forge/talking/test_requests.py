@@ -62,6 +62,7 @@ def test_what_can_be_read_passes(png: str) -> None:
         (image(7), 'image_url must be {"url": '),
         (asked({"type": "input_audio", "input_audio": {"data": "AAAA"}}), "this model takes no audio"),
         (asked({"type": "video_url", "video_url": {"url": "https://a/b.mp4"}}), "is an address"),
+        (asked({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}), "this server reads no video"),
         ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], "messages[0].tool_calls[0]: function.arg"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Value of a row that stands for an image or audio, as a file, bytes or decoded → `Media`."""
+"""Value of a row that stands for a medium, as a file, bytes, frames or decoded → `Media`."""
 
 import base64
 import binascii
@@ -20,8 +20,8 @@ from forge_data._values import checked_text, describe
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?://|(?<=data:))", re.IGNORECASE)
 _IN_PNG = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 """Modes of PIL images that a PNG file keeps as they are."""
-_ENCODED = re.compile("iVBORw0KGgo|/9j/|R0lGOD|UklGR|ZkxhQ|T2dnU|SUQz")
-"""How PNG, JPEG, GIF, WebP and WAV, FLAC, Ogg and MP3 begin in base64."""
+_ENCODED = re.compile("iVBORw0KGgo|/9j/|R0lGOD|UklGR|ZkxhQ|T2dnU|SUQz|AAAA..Z0eX|GkXfo")
+"""How PNG, JPEG, GIF, WebP, WAV, AVI, FLAC, Ogg, MP3, MP4 and WebM begin in base64."""
 _LONGEST_NAME = 255
 """Characters of a file's name; what is longer and begins so is no path."""
 _STRUCT = {"bytes", "path"}
@@ -30,14 +30,19 @@ _DECODED = {"array", "sampling_rate"}
 """Fields of decoded audio, beside its path."""
 _MOST = 2**32
 """What a WAV file's numbers of 32 bits stay below."""
-_EXAMPLES: dict[Kind, str] = {"image": "data:image/png;base64,", "audio": "data:audio/wav;base64,"}
+_EXAMPLES: dict[Kind, str] = {
+    "image": "data:image/png;base64,",
+    "video": "data:video/mp4;base64,",
+    "audio": "data:audio/wav;base64,",
+}
 
 
 def media_of(place: str, field: str, value: Any, kind: Kind = "image") -> Media:
-    """Read an image or audio: a path, a `file://` or `data:` URI, bytes, a struct, or decoded.
+    """Read a medium: a path, a `file://` or `data:` URI, bytes, a struct, or decoded.
 
     A struct is `{"bytes": ..., "path": ...}`, whose bytes win. Decoded are a PIL image, and audio as
-    `{"array": float[N], "sampling_rate": ...}`. The path is as the row has it; `placed` makes it absolute. No file is opened.
+    `{"array": float[N], "sampling_rate": ...}`. A video may be a list of images, its frames. The path is as the row has it;
+    `placed` makes it absolute. No file is opened.
 
     Raises:
         DataError: the address of a server, a URI that cannot be decoded, or nothing of this kind at all.
@@ -54,11 +59,20 @@ def media_of(place: str, field: str, value: Any, kind: Kind = "image") -> Media:
             return media_of(place, field, given, kind)
     if kind == "image" and is_pil_image(value):
         return Media(field, data=_as_png(place, field, value))
+    if kind == "video" and isinstance(value, list):
+        return _of_frames(place, field, value)
     if kind == "audio" and isinstance(value, dict) and value.keys() >= _DECODED and value.keys() <= _DECODED | _STRUCT:
         return Media(field, data=as_wav(place, field, value["array"], value["sampling_rate"]), kind=kind)
     raise DataError(
         f"{place}: field {field} is {describe(value)}, and no {kind}; give the path of its file, its bytes, or a data: URI"
+        f"{' (or a list of frames)' if kind == 'video' else ''}"
     )
+
+
+def _of_frames(place: str, field: str, value: list[Any]) -> Media:
+    if not value:
+        raise DataError(f"{place}: field {field} is a video of no frames; give it, or take the row out")
+    return Media(field, kind="video", frames=tuple(media_of(place, f"{field}[{at}]", each) for at, each in enumerate(value)))
 
 
 def from_base64(place: str, field: str, value: Any, kind: Kind = "image") -> Media:
@@ -80,6 +94,8 @@ def placed(place: str, medium: Media, directory: str | None) -> Media:
     Raises:
         DataError: it is relative, and the rows lie in no directory of this machine.
     """
+    if medium.frames:
+        return attrs.evolve(medium, frames=tuple(placed(place, each, directory) for each in medium.frames))
     if medium.path is None:
         return medium
     path = os.path.expanduser(medium.path)

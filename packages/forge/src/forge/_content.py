@@ -1,4 +1,4 @@
-"""Content of a message, text or parts → its text, with the names of its images and clips."""
+"""Content of a message, text or parts → its text, with the names of its media."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def content_text(content: Any) -> str:
 
 def _text(part: dict[str, Any]) -> str:
     """Return a part's text, or its file's name; of a medium that a row holds as bytes its kind."""
-    for kind in ("image", "audio"):
+    for kind in ("image", "video", "audio"):
         if kind in part:
             return f"[{os.path.basename(part[kind]) if isinstance(part[kind], str) else kind}] "
     return str(part.get("text", ""))

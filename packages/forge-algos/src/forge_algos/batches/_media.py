@@ -246,6 +246,8 @@ def _of_positions(names: Collection[str], media: MediaInputs, ids: torch.Tensor)
     if "audio_seqlens" in names and (heard := media.get("feature_attention_mask")) is not None:
         # Of clips beside images: a forward counts them so itself (Qwen-Omni).
         found["audio_seqlens"] = torch.as_tensor(heard).sum(dim=1)
+    if "second_per_grids" in names and (seconds := media.get("video_second_per_grid")) is not None:
+        found["second_per_grids"] = torch.as_tensor(seconds)
     if "attention_mask" in names:
         found["attention_mask"] = torch.ones_like(ids)
     return found
@@ -287,5 +289,6 @@ def _pixel_dtype(model: nn.Module) -> torch.dtype:
 
 
 def _on(device: torch.device, array: NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
-    floats = array.dtype.kind == "f"
+    # Seconds of videos and the like are no pixels.
+    floats = array.dtype.kind == "f" and array.ndim > 1
     return to_device(array, device, dtype if floats else torch.from_numpy(array[:0]).dtype)

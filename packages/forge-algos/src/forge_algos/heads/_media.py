@@ -1,4 +1,4 @@
-"""Tests whether a model keeps the documents of a packed row with images or audio apart.
+"""Tests whether a model keeps the documents of a packed row with media apart.
 
 As for rows of text, nothing about an architecture is assumed: two documents of the run's own data are run packed and alone.
 """
@@ -178,7 +178,7 @@ def require_image_attention(
             if not compare.holds(lambda: not moved):
                 return "lets the tokens of an image or a clip see those behind them, and this attention is causal"
             if not compare.equal(ours, lambda: plain):
-                return "computes a document with images or audio otherwise than eager attention does"
+                return "computes a document with media otherwise than eager attention does"
         return None
 
     _require(model, what, with_and_without_autocast(problem_of, autocast), device, "Use attention=sdpa or eager")
@@ -190,7 +190,7 @@ def _require(
     """Raise PackedBatchError where a test with images finds a problem, or cannot run."""
     problem, refusal = run_test(test, model, device)
     if refusal is not None:
-        raise PackedBatchError(f"{what} cannot run a document with images or audio: {refusal}") from refusal
+        raise PackedBatchError(f"{what} cannot run a document with media: {refusal}") from refusal
     if problem:
         raise PackedBatchError(f"{what} {problem}. {remedy}")
 

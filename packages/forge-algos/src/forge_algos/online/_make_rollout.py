@@ -247,15 +247,18 @@ def make_rollout(
     )
 
 
+_KINDS = ("image", "video", "audio")
+
+
 def _media_named(messages: Any) -> str:
-    """Return the names of the images and clips of messages, whose tokens are no text.
+    """Return the names of the media of messages, whose tokens are no text.
 
     >>> _media_named([{"role": "user", "content": [{"type": "image", "image": "/data/plum.png"}]}])
     '[plum.png] '
     """
     contents = [message.get("content") for message in messages] if isinstance(messages, list) else []
     parts = (part for content in contents if isinstance(content, list) for part in content)
-    media = [(kind, part[kind]) for part in parts if isinstance(part, dict) for kind in ("image", "audio") if kind in part]
+    media = [(kind, part[kind]) for part in parts if isinstance(part, dict) for kind in _KINDS if kind in part]
     return "".join(f"[{os.path.basename(each) if isinstance(each, str) else kind}] " for kind, each in media)
 
 

@@ -17,7 +17,14 @@ class Rule(NamedTuple):
     """What to do, unless the finding is more precise."""
 
 
-MEDIA_RULES = ("lossy_image", "lossy_audio", "image_mark_in_text", "audio_mark_in_text")
+MEDIA_RULES = (
+    "lossy_image",
+    "lossy_video",
+    "lossy_audio",
+    "image_mark_in_text",
+    "video_mark_in_text",
+    "audio_mark_in_text",
+)
 """Rules on rows with media, where `media` is set."""
 SET_RULES = ("duplicate_row", "extreme_length", "label_fraction", "lost_to_length", "too_many_bad_rows", "train_eval_overlap")
 """Rules that need more than one row."""
@@ -159,6 +166,11 @@ RULES: dict[str, Rule] = {
         "the model sees less of an image than a person does: the first frame, 8 bits of each colour, and nothing transparent",
         "write the image as it is to be seen: one frame, 8 bits, no transparency",
     ),
+    "lossy_video": Rule(
+        WARN,
+        "the model's processor writes times of frames into the text, or counts positions by them, and does not know these",
+        "give a list of frames its sample_fps, the frames in a second",
+    ),
     "lossy_audio": Rule(
         WARN,
         "the model's processor hears a clip up to a limit, and what is behind it is neither trained on nor answered",
@@ -168,6 +180,11 @@ RULES: dict[str, Rule] = {
         WARN,
         "the mark stands for an image where a row has some; in a row without any the model sees the letters",
         "give the row its images (a column under another name: rename_columns), or take the mark out",
+    ),
+    "video_mark_in_text": Rule(
+        WARN,
+        "the mark stands for a video where a row has some; in a row without any the model sees the letters",
+        "give the row its videos (a column under another name: rename_columns), or take the mark out",
     ),
     "audio_mark_in_text": Rule(
         WARN,

@@ -51,8 +51,8 @@ def messages_with_media(
 ) -> tuple[list[Message], tuple[Media, ...]]:
     """Read the messages in a field of a row, and their media, as `prepare` reads them.
 
-    They are parts of contents, or in the columns `images`, `image`, `audios` or `audio`. A content with some becomes a list of
-    parts, such as `{"type": "image"}`, which a chat template takes; `MediaInputs.prompt` takes the media.
+    They are parts of contents, or in the columns `images`, `image`, `videos`, `video`, `audios` or `audio`. A content with
+    some becomes a list of parts, such as `{"type": "image"}`, which a chat template takes; `MediaInputs.prompt` takes those.
 
     Args:
         row: with messages in `field`.
@@ -72,7 +72,8 @@ def _with_media(place: str, fields: Fields, turns: Turns, field_of: FieldOf) -> 
     """Put the media of the row's columns into their places.
 
     These are the parts of their kind that do not say which. In a row without parts of that kind it is each `<image>` (or
-    `<audio>`) in a text, as in LLaMA-Factory, and where there is none, all stand before the text of the first user, as in TRL.
+    `<video>`, `<audio>`) in a text, as in LLaMA-Factory, and where there is none, all stand before the text of the first user,
+    as in TRL.
     """
     for kind in MARKS:
         turns = _with_kind(place, fields, turns, field_of, kind)
@@ -82,7 +83,7 @@ def _with_media(place: str, fields: Fields, turns: Turns, field_of: FieldOf) -> 
 def _with_kind(place: str, fields: Fields, turns: Turns, field_of: FieldOf, kind: Kind) -> Turns:
     given = _given(place, fields, kind)
     own = [medium for medium in turns.media if medium.kind == kind]
-    open_places = [medium for medium in own if medium.path is None and medium.data is None]
+    open_places = [medium for medium in own if not medium.is_given]
     if not given and not open_places:
         return turns
     if not given:
@@ -106,7 +107,7 @@ def _with_kind(place: str, fields: Fields, turns: Turns, field_of: FieldOf, kind
     following, before, filled = iter(given), iter(turns.media), list[Media]()
     for part in (part for message in messages for part in parts_of(message) if part["type"] != "text"):
         known = next(before) if own or part["type"] != kind else None
-        is_open = known is None or (known.kind == kind and known.path is None and known.data is None)
+        is_open = known is None or (known.kind == kind and not known.is_given)
         filled.append(next(following) if known is None or is_open else known)
     return turns._replace(messages=messages, media=tuple(filled))
 

@@ -29,6 +29,8 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 _KINDS: dict[str, Kind] = {
     "image": "image",
     "image_url": "image",
+    "video": "video",
+    "video_url": "video",
     "audio": "audio",
     "audio_url": "audio",
     "input_audio": "audio",
@@ -36,12 +38,15 @@ _KINDS: dict[str, Kind] = {
 """Types of parts that are media."""
 _WHICH: dict[Kind, tuple[str, ...]] = {
     "image": ("image", "path", "url", "base64", "image_url"),
+    "video": ("video", "path", "url", "base64", "video_url"),
     "audio": ("audio", "path", "url", "base64", "audio_url", "input_audio"),
 }
 """Fields of a part that is of a kind, one of which says which."""
+_RATE = "sample_fps"
+"""Field of a part that is a list of frames: how many were taken in a second."""
 MEDIA_ELSEWHERE = (
-    "only text is trained here: forge sft, osft, distill, dpo, orpo, simpo, kto, reward, grpo, rloo, ppo and sdft train images "
-    "and audio (prepare with media=True, or --media)"
+    "only text is trained here: forge sft, osft, distill, dpo, orpo, simpo, kto, reward, grpo, rloo, ppo and sdft train "
+    "images, videos and audio (prepare with media=True, or --media)"
 )
 """Why media are refused by those that do not train them."""
 LIKENESS = 0.75
@@ -65,7 +70,7 @@ class Turns(NamedTuple):
     weights: tuple[float, ...] | None = None
     """One per message; None where all are 0 or 1."""
     media: tuple[Media, ...] = ()
-    """One for each part that is an image or audio, in order; one without path and bytes stands for one that the row gives
+    """One for each part that is a medium, in order; one without path and bytes stands for one that the row gives
     elsewhere."""
 
 
@@ -211,7 +216,7 @@ def has_media(message: Message) -> bool:
 
 
 def _part(place: str, field: str, part: object, role: object, media: list[Media] | None) -> dict[str, str]:
-    """Return a part of a content; an image or audio is added to `media`."""
+    """Return a part of a content; a medium is added to `media`."""
     if isinstance(part, dict):
         if isinstance(part.get("text"), str) and part.get("type", "text") == "text":
             extra = unread(part, ("type", "text"))
@@ -221,10 +226,8 @@ def _part(place: str, field: str, part: object, role: object, media: list[Media]
         given = part.get("type")
         if isinstance(given, str) and given != "text":
             what = f"{place}: field {field} is a part of the type {given!r}"
-            if given in ("video", "video_url"):
-                raise DataError(f"{what}, and video is not trained; take the row out")
             if given not in _KINDS:
-                raise DataError(f"{what}; a part is text ({_TEXT}), an image or audio: take the row out")
+                raise DataError(f"{what}; a part is text ({_TEXT}), an image, a video or audio: take the row out")
             if media is None:
                 raise DataError(f"{what}, and {MEDIA_ELSEWHERE}; take the row out")
             if role == "assistant":
@@ -238,9 +241,9 @@ _TEXT = '{"type": "text", "text": ...}'
 
 
 def _medium(place: str, field: str, part: dict[str, Any], kind: Kind) -> Media:
-    """Read a part that is an image or audio; one that does not say which has no path, no bytes."""
+    """Read a part that is a medium; one that does not say which has no path, no bytes."""
     names = _WHICH[kind]
-    if extra := unread(part, ("type", *names)):
+    if extra := unread(part, ("type", *names, *([_RATE] if kind == "video" else []))):
         raise DataError(
             f"{place}: field {field}.{extra[0]} is {describe(part[extra[0]])}, which would be passed over; a part that is "
             f"{ONE[kind]} has one of {', '.join(names)}: take it out"
@@ -248,8 +251,14 @@ def _medium(place: str, field: str, part: dict[str, Any], kind: Kind) -> Media:
     given = [name for name in names if not is_empty(part.get(name))]
     if len(given) > 1:
         raise DataError(f"{place}: field {field} has both {given[0]} and {given[1]}; keep the one that is its {kind}")
-    if not given:
+    rate = _rate(place, field, part)
+    if not given and rate is None:
         return Media(field, kind=kind)
+    if rate is not None and not any(isinstance(part[name], list) for name in given):
+        raise DataError(
+            f"{place}: field {field}.{_RATE} is {describe(part[_RATE])}, and the part has no list of frames; take it out: a "
+            "file says its own, and how many frames of it are taken is set in the file of the model's video processor"
+        )
     name, value = given[0], part[given[0]]
     if name == f"{kind}_url" and isinstance(value, dict) and "url" in value:
         # OpenAI's; `detail` is for their models.
@@ -258,7 +267,17 @@ def _medium(place: str, field: str, part: dict[str, Any], kind: Kind) -> Media:
         # OpenAI's; the format is told from the bytes.
         return attrs.evolve(from_base64(place, f"{field}.{name}.data", value["data"], kind), field=field)
     read = from_base64 if name == "base64" else media_of
-    return attrs.evolve(read(place, f"{field}.{name}", value, kind), field=field)
+    return attrs.evolve(read(place, f"{field}.{name}", value, kind), field=field, fps=rate)
+
+
+def _rate(place: str, field: str, part: dict[str, Any]) -> float | None:
+    """Read the frames in a second of a list of frames, as qwen-vl-utils has them."""
+    value = part.get(_RATE)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise DataError(f"{place}: field {field}.{_RATE} is {describe(value)}; it must be the frames in a second, such as 2")
+    return float(value)
 
 
 def _weight(place: str, field: str, role: str, more: dict[str, Any]) -> float | None:

@@ -138,8 +138,8 @@ def _conversations(place: str, fields: Fields, values: Mapping[str, Any], prompt
     return [chat(place, fields, side, shared, media=of_answer(answer_field, name)) for name, side in named]
 
 
-_Given = tuple[Message, list[tuple[str | None, bytes | None]]]
-"""A message with the paths and bytes of its media."""
+_Given = tuple[Message, list[Any]]
+"""A message with the paths or bytes of its media."""
 
 
 def _messages(side: Turns | Chat) -> list[_Given]:
@@ -148,7 +148,7 @@ def _messages(side: Turns | Chat) -> list[_Given]:
     for message in side.messages:
         parts = message["content"] if isinstance(message.get("content"), list) else ()
         own = [next(media) for part in parts if part["type"] != "text"] if side.media else []
-        found.append((message, [(medium.path, medium.data) for medium in own]))
+        found.append((message, [(medium.given if medium.is_given else None, medium.fps) for medium in own]))
     return found
 
 

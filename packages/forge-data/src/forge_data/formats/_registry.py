@@ -44,7 +44,6 @@ _CHANGES_MEANING = {
     "unmask": f"it is {_FOR_TEMPLATES}",
     "functions": "function definitions are read from tools, as OpenAI's newer format has them",
     **dict.fromkeys(MEDIA_FIELDS, MEDIA_ELSEWHERE),
-    **dict.fromkeys(("video", "videos"), "video is not trained"),
     "margin": "margins are read of rows with chosen and rejected",
     "loss_mask": _MASKS,
     "completion_mask": _MASKS,
@@ -135,7 +134,7 @@ def convert(
         place: place of the row.
         fields: its fields.
         vocabulary: number of token ids; None if not known.
-        media: whether images and audio are trained; otherwise a row that has one is refused.
+        media: whether media are trained; otherwise a row that has one is refused.
         directory: where relative paths of media begin; None where the rows lie in no directory of this machine.
 
     Raises:

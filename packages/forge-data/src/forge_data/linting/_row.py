@@ -22,7 +22,7 @@ from forge_data.linting._tokens import TokenLint
 from forge_data.linting._tools import tool_findings
 from forge_data.linting._turns import ChatView, learned_turns, texts_of, turn_findings
 from forge_data.linting._unicode import SUSPECTS, find_broken
-from forge_data.media._processor import load_processor
+from forge_data.media._load import load_processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

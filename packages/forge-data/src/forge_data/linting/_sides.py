@@ -9,7 +9,7 @@ from forge_data.findings._rules import Where, found
 from forge_data.formats._format import FieldOf, Fields
 from forge_data.formats._samples import Chat, Note, Preference, Sample, Unpaired
 
-_OF_MEDIA = ("lossy_image", "lossy_audio")
+_OF_MEDIA = ("lossy_image", "lossy_video", "lossy_audio")
 _INDEX = re.compile(r"messages\[(\d+)\]\.?(.*)")
 
 

@@ -1,7 +1,7 @@
-"""Example with images or audio → the arguments of a forward beside its tokens."""
+"""Example with images, videos or audio → the arguments of a forward beside its tokens."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from forge_data._errors import DataError
-from forge_data._media import MANY, ONE, Media
+from forge_data._media import MANY, ONE, Kind, Media
 from forge_data._values import counted
-from forge_data.media._processor import Joining, ModelProcessor, load_processor
+from forge_data.media._load import load_processor
+from forge_data.media._processor import Joining, ModelProcessor
 from forge_data.media._read import close, png_of
 
 if TYPE_CHECKING:
@@ -50,15 +51,16 @@ class Unexpanded(NamedTuple):
 class MediaInputs:
     """Makes what a forward is given for an example beside `input_ids`: pixels, spectrograms, ...
 
-    `inputs(example)` is what the model's own processor makes, `processor(text=[text], images=[images], audio=audio,
-    return_tensors="np")`, without `input_ids` and `attention_mask`, whatever its arrays are called:
+    `inputs(example)` is what the model's own processor makes, `processor(text=[text], images=[images], videos=videos,
+    audio=audio, return_tensors="np")`, without `input_ids` and `attention_mask`, whatever its arrays are called:
 
     - `pixel_values` and the like in the processor's dtype (float32 as a rule, and for bfloat16) and shape, such as [I, 3, H, W]
       of I images;
+    - `pixel_values_videos` and the like of the frames that it chooses, and what it makes of their times (`second_per_grid_ts`);
     - `image_grid_thw`, `image_sizes` and the like;
     - `input_features` and the like of audio, with the mask of what is padded;
     - `mm_token_type_ids` or `token_type_ids`, int64[1, S], where the processor makes them: 1 for a token that stands for an
-      image. An example without images has these alone, all 0, as the processor makes them for a text.
+      image, 2 for one of a video. An example without images has these alone, all 0, as the processor makes them for a text.
 
     Media are read again from their files, or from the bytes in the store, and must be those that were prepared. Several
     threads may call one; media are decoded at the same time, and processed one after the other.
@@ -93,16 +95,20 @@ class MediaInputs:
 
     @property
     def joins(self) -> bool:
-        """Whether the images of several texts are given to a model in one array, as `join` makes it."""
-        return self._joining is not None
+        """Whether the media of several texts are given to a model in one array, as `join` makes it."""
+        return self.joins_of(self._processor.placeholders)
+
+    def joins_of(self, kinds: "Iterable[Kind]") -> bool:
+        """Tell whether those of some kinds are."""
+        return {*kinds} <= self._joining.keys()
 
     @property
     def pads(self) -> bool:
         """Whether the processor pads the arrays of images to the largest of a batch, as `join` does."""
-        return any(any(each.slack) for each in (self._joining or {}).values())
+        return any(any(each.slack) for found in self._joining.values() for each in found.values())
 
     @cached_property
-    def _joining(self) -> "dict[str, Joining] | None":
+    def _joining(self) -> "dict[Kind, dict[str, Joining]]":
         with self._lock:
             return self._processor.joining()
 
@@ -118,7 +124,7 @@ class MediaInputs:
             more: pad beyond the largest, by as much as unlike images may differ: for tests of a model.
         """
         found = [dict(each) for each in examples]
-        for name, how in (self._joining or {}).items():
+        for name, how in (each for kind in self._joining.values() for each in kind.items()):
             owners = [each for each in found if name in each]
             shapes = [each[name].shape for each in owners]
             beyond = how.slack if more else (0,) * len(how.slack)

@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from forge_data._media import Kind
+from forge_data.media._video import Video
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -12,6 +15,8 @@ _SIZES = ((64, 96), (160, 48), (220, 230), (24, 24), (300, 30), (20, 240))
 """Pixels of made-up images that a processor cuts or pads in unlike ways, if it does so at all."""
 _CLIPS = (0.4, 1.1, 0.25, 2.3, 0.7, 1.6)
 """Seconds of made-up audio."""
+_VIDEOS = ((4, 64, 96), (2, 160, 48), (6, 60, 60), (4, 24, 72))
+"""Frames, height and width of made-up videos."""
 
 
 class Joining(NamedTuple):
@@ -51,6 +56,28 @@ def joining(apart: "list[NDArray[Any]]", together: "NDArray[Any]", *, exactly: b
     return None
 
 
+def alike(one: Joining, other: Joining) -> bool:
+    """Tell whether arrays of one name of media of two kinds are joined in one way."""
+    return one == other or (one.axis == other.axis and not any((*one.slack, *other.slack)))
+
+
+def fitting(how: Joining, apart: "Sequence[NDArray[Any]]") -> Joining | None:
+    """Return how arrays are joined if others are joined so too, without padding; else None."""
+    others = {array.shape[: how.axis] + array.shape[how.axis + 1 :] for array in apart}
+    return how if len(others) == 1 else None
+
+
+def made_up_media(kind: Kind, sampling_rate: int) -> "list[Any]":
+    """Make media of a kind of unlike sizes; audio at a rate in Hz."""
+    match kind:
+        case "image":
+            return made_up_images()
+        case "video":
+            return _videos()
+        case "audio":
+            return _audio(sampling_rate)
+
+
 def made_up_images() -> "list[Any]":
     """Make images of unlike sizes, by Pillow."""
     from PIL import Image as Pillow
@@ -58,7 +85,17 @@ def made_up_images() -> "list[Any]":
     return [Pillow.effect_noise(size, 64).convert("RGB") for size in _SIZES]
 
 
-def made_up_audio(sampling_rate: int) -> "list[Any]":
+def _videos() -> list[Video]:
+    """Make videos of unlike lengths and sizes, of two frames a second."""
+    noise, made = np.random.default_rng(0), list[Video]()
+    for number, height, width in _VIDEOS:
+        about = {"total_num_frames": number, "fps": 2.0, "duration": number / 2, "height": height, "width": width}
+        frames = noise.integers(0, 256, (number, height, width, 3), dtype=np.uint8)
+        made.append(Video(frames, about | {"frames_indices": np.arange(number)}))
+    return made
+
+
+def _audio(sampling_rate: int) -> "list[Any]":
     """Make audio float32[N] of unlike lengths, at a rate in Hz."""
     noise = np.random.default_rng(0)
     return [noise.uniform(-0.5, 0.5, int(each * sampling_rate)).astype(np.float32) for each in _CLIPS]

@@ -1,36 +1,33 @@
-"""Directory of a model → its processor: what stands for an image or audio, and its arrays.
+"""Processor of a model → what stands for an image, a video or audio, and its arrays.
 
 The processor is that of transformers, so what a model is trained on is what it gets from plain transformers.
 """
 
-import contextlib
-import hashlib
-import os
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 
 from forge_data._errors import DataError, TokenizerError
 from forge_data._media import MANY, ONE, Kind, Media
-from forge_data.media._joining import Joining, joining, made_up_audio, made_up_images
+from forge_data.media._expanded import Expanded, Recorder, Replacement
+from forge_data.media._joining import Joining, alike, fitting, joining, made_up_images, made_up_media
 from forge_data.media._read import read_audio, read_image
+from forge_data.media._video import Sample, Video, read_video
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image as Pixels
     from transformers import PreTrainedTokenizerBase
 
-    Decoded = Pixels | NDArray[np.float32]
-    """An image, or samples of audio."""
+    Decoded = Pixels | Video | NDArray[np.float32]
+    """An image, a video, or samples of audio."""
 
 _OF_TEXT = ("input_ids", "attention_mask", "text_replacement_offsets")
-_FILES = ("processor_config.json", "preprocessor_config.json")
-"""Files of a directory that say what its processor does."""
 _BFLOAT16 = "bfloat16"
 _OF_TOKENS = ("mm_token_type_ids", "token_type_ids", "moe_mm_token_type_ids")
 """Arrays with a number for each token that processors make of the ids."""
@@ -42,42 +39,24 @@ _END = 0.05
 """Seconds at the end of a clip by which is told whether they are heard."""
 
 
-class Replacement(NamedTuple):
-    """What stands for one medium in a text, in characters."""
+class _Chosen(Exception):  # noqa: N818 - no error, but how a call ends that is made to learn something
+    """How a processor chooses the frames of a file."""
 
-    start: int
-    """Where the template's placeholder begins."""
-    stop: int
-    text: str
-    """What the processor writes in its place."""
-
-
-class Expanded(NamedTuple):
-    """A text with media, as a processor writes it."""
-
-    replacements: list[Replacement]
-    """One for each medium, in order."""
-    ids: "NDArray[np.int32]"
-    """int32[S], its tokens."""
-
-
-class _Recorder:
-    """A tokenizer that remembers the last text that it was given."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self.written = ""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
-    def __call__(self, text: Any, *args: Any, **options: Any) -> Any:
-        self.written = text if isinstance(text, str) else str(text[-1])
-        return self._tokenizer(text, *args, **options)
+    def __init__(self, sample: Sample | None) -> None:
+        super().__init__()
+        self.sample = sample
 
 
 def _kind_of(decoded: "Decoded") -> Kind:
+    if isinstance(decoded, Video):
+        return "video"
     return "audio" if isinstance(decoded, np.ndarray) else "image"
+
+
+def _array(values: Any) -> "NDArray[Any]":
+    """Return an array of a processor; numbers of Python are as PyTorch has them."""
+    made = np.asarray(values)
+    return made.astype(np.float32) if made.dtype == np.float64 and made.ndim == 1 else made
 
 
 class ModelProcessor:
@@ -87,17 +66,21 @@ class ModelProcessor:
         """Check a processor.
 
         Raises:
-            TokenizerError: it takes neither images nor audio, or does not say what it writes for one.
+            TokenizerError: it takes no media, or does not say what it writes for one.
         """
         self.name = f"the processor {type(processor).__name__}"
         ears = getattr(processor, "audio_processor", None) or getattr(processor, "feature_extractor", None)
         self.sampling_rate = int(getattr(ears, "sampling_rate", 0) or 0)
         """Of audio that it is given, in Hz; 0 where it takes none."""
         self._heard: int | None = getattr(ears, "n_samples", None)
-        takes: dict[Kind, bool] = {"image": hasattr(processor, "image_processor"), "audio": self.sampling_rate > 0}
+        takes: dict[Kind, bool] = {
+            "image": hasattr(processor, "image_processor"),
+            "video": getattr(processor, "video_processor", None) is not None,
+            "audio": self.sampling_rate > 0,
+        }
         if not any(takes.values()) or getattr(processor, "tokenizer", None) is None:
             raise TokenizerError(
-                "there are images or audio, and the model has no processor of text and of these, but "
+                "there are media, and the model has no processor of text and of these, but "
                 f"{type(processor).__name__} alone; use a model that takes them, or leave them out"
             )
         self._processor = processor
@@ -114,7 +97,7 @@ class ModelProcessor:
         """Tokens that a model takes for parts of media."""
         others = frozenset(each for each in getattr(processor, "video_token_ids", None) or () if isinstance(each, int))
         self.other_token_ids = others.union(*ids.values()) - self.token_ids
-        """Tokens that it takes for parts of a video, or of media that are not given to it."""
+        """Tokens that it takes for parts of media that are not given to it."""
 
     @property
     def _what(self) -> str:
@@ -139,8 +122,8 @@ class ModelProcessor:
                 f"{' and '.join(MANY[kind] for kind in self.placeholders)}; use a model that takes it, or leave it out"
             )
 
-    def read(self, medium: Media, place: str, lost: list[str] | None = None) -> "tuple[Decoded, str]":
-        """Decode a medium for the processor, with the SHA-256 of its bytes.
+    def read(self, medium: Media, place: str, lost: list[str] | None = None) -> "tuple[Decoded, Media]":
+        """Decode a medium for the processor, and say by SHA-256 what was read.
 
         Args:
             medium: of a kind that it takes.
@@ -148,15 +131,57 @@ class ModelProcessor:
             lost: gets what of it the model does not see or hear.
 
         Raises:
-            DataError: as `read_image` and `read_audio`.
+            DataError: as `read_image`, `read_video` and `read_audio`.
         """
+        if medium.kind == "video":
+            if medium.frames and medium.fps is None and lost is not None and self._reads_times:
+                lost.append("it has no sample_fps, and the processor assumes one")
+            return read_video(medium, place, None if medium.frames else self._sample)
         if medium.kind == "image":
-            return read_image(medium, place, lost)
+            pixels, sha256 = read_image(medium, place, lost)
+            return pixels, attrs.evolve(medium, sha256=sha256)
         samples, sha256 = read_audio(medium, place, self.sampling_rate)
         if lost is not None and not self._hears_all(samples):
             seconds = len(samples) / self.sampling_rate
             lost.append(f"it has {seconds:.1f} s, and its end is not heard: the processor has a limit (30 s of most)")
-        return samples, sha256
+        return samples, attrs.evolve(medium, sha256=sha256)
+
+    @cached_property
+    def _sample(self) -> Sample | None:
+        """How the processor chooses frames of a file that a conversation names; None: it takes all.
+
+        Raises:
+            TokenizerError: it does not read files as transformers' processors do.
+        """
+
+        def fetch_videos(_: Any, sample_indices_fn: Sample | None = None) -> Any:
+            raise _Chosen(sample_indices_fn)
+
+        processor = self._processor.video_processor
+        asked = [{"role": "user", "content": [{"type": "video", "video": "video.mp4"}]}]
+        with self._recording:
+            processor.fetch_videos = fetch_videos
+            try:
+                # The text is the placeholder alone, whatever the messages.
+                self._processor.apply_chat_template(asked, self.placeholders["video"], tokenize=True, return_dict=True)
+            except _Chosen as chosen:
+                return chosen.sample
+            except Exception as error:
+                raise self._legacy(why=f" ({error})") from error
+            finally:
+                del processor.fetch_videos
+        raise self._legacy()
+
+    @cached_property
+    def _reads_times(self) -> bool:
+        """Whether it makes something else of frames that were taken in other seconds."""
+        (video, *_), found = made_up_media("video", 0), list[Any]()
+        for rate in (1.0, 30.0):
+            try:
+                found.append(self._arrays_of_media("", [[video._replace(about={**video.about, "fps": rate})]]))
+            except DataError:
+                return False
+        return any(not np.array_equal(np.asarray(array), np.asarray(found[1][name])) for name, array in found[0].items())
 
     def _hears_all(self, samples: "NDArray[np.float32]") -> bool:
         """Tell whether other samples at the end of a clip are other arrays."""
@@ -191,7 +216,7 @@ class ModelProcessor:
         made = self._arrays(place, [text], [media], return_text_replacement_offsets=True)
         offsets = made.get("text_replacement_offsets")
         kinds = [_kind_of(each) for each in media]
-        if not offsets and not any(kind == "audio" for kind in kinds):
+        if not offsets and all(kind == "image" for kind in kinds):
             replacements = self._aligned(place, text, media)
         elif not offsets or [each["type"] for each in offsets[0]] != kinds:
             raise self._legacy(f"{place}: ")
@@ -237,7 +262,7 @@ class ModelProcessor:
         """Return the text that the processor has tokenized in the place of another."""
         with self._recording:
             tokenizer = self._processor.tokenizer
-            self._processor.tokenizer = recorder = _Recorder(tokenizer)
+            self._processor.tokenizer = recorder = Recorder(tokenizer)
             try:
                 self._arrays(place, [text], [media])
             finally:
@@ -279,45 +304,55 @@ class ModelProcessor:
                 f"{place}: {self.name} makes {now} tokens of the row's media, which were prepared as {then}; prepare the rows "
                 "again, with the processor in use, and with `on_overflow` set to drop if they were cut"
             )
-        return {name: np.asarray(values) for name, values in made.items() if name not in (*_OF_TEXT, *_OF_TOKENS)}
+        return {name: _array(values) for name, values in made.items() if name not in (*_OF_TEXT, *_OF_TOKENS)}
 
-    def joining(self) -> "dict[str, Joining] | None":
+    def joining(self) -> "dict[Kind, dict[str, Joining]]":
         """Find how the processor joins the arrays of several texts, on some with unlike media.
 
         They are one's behind another's. Some processors pad images to the largest of a batch, or texts to the most images; and
         audio to the longest.
 
         Returns:
-            dict: for each array of media; None where some do not join in a way that is known here.
+            dict: of each kind for each of its arrays, but for those of kinds before; without kinds of which some do not join in
+            a way that is known here, or join an array of another kind in another way.
         """
+        known: dict[Kind, dict[str, Joining]] = {}
         if self._arrays_of_places:
-            return None
-        known: dict[str, Joining] = {}
+            return known
         for kind in self.placeholders:
+            before = {name: each for found in known.values() for name, each in found.items()}
             try:
                 found = self._joining_of(kind)
-            except Exception:  # noqa: BLE001 - a processor may raise anything, and arrays of unlike shapes do not join
-                return None
-            if any(each is None for each in found.values()):
-                return None
-            known |= {name: each for name, each in found.items() if each is not None}
+            except Exception:  # noqa: BLE001, S112 - a processor may raise anything, and arrays of unlike shapes do not join
+                continue
+            if all(each is not None and alike(before.get(name, each), each) for name, each in found.items()):
+                known[kind] = {name: each for name, each in found.items() if each is not None and name not in before}
         return known
 
     def _joining_of(self, kind: Kind) -> "dict[str, Joining | None]":
-        made = made_up_images() if kind == "image" else made_up_audio(self.sampling_rate)
+        made = made_up_media(kind, self.sampling_rate)
         rows = [made[:1], made[1:3], *([medium] for medium in made[3:])]
         # Of audio `padding` would be another than each has alone.
-        padding: dict[str, Any] = {"padding": True} if kind == "image" else {"text_kwargs": {"padding": True}}
+        padding: dict[str, Any] = {"text_kwargs": {"padding": True}} if kind == "audio" else {"padding": True}
         try:
             apart = [self.arrays(row, "") for row in rows]
         except DataError:
             # One clip a text is all that some take (GLM-ASR).
             rows = [[medium] for medium in made]
             apart = [self.arrays(row, "") for row in rows]
-        together = self._arrays_of_media("", rows, **padding)
-        return {
-            name: joining([of[name] for of in apart], np.asarray(together[name]), exactly=kind == "image") for name in apart[0]
-        }
+        try:
+            together = self._arrays_of_media("", rows, **padding)
+        except DataError:
+            if kind != "video":
+                raise
+            # Videos of as many frames are all that some take at once (InternVL), though a model may take any.
+            rows = [[each.first(2)] for each in made]
+            found = self._joined_as([self.arrays(row, "") for row in rows], self._arrays_of_media("", rows), exactly=True)
+            return {name: each and fitting(each, [of[name] for of in apart]) for name, each in found.items()}
+        return self._joined_as(apart, together, exactly=kind != "audio")
+
+    def _joined_as(self, apart: list[Any], together: dict[str, Any], *, exactly: bool) -> "dict[str, Joining | None]":
+        return {name: joining([of[name] for of in apart], np.asarray(together[name]), exactly=exactly) for name in apart[0]}
 
     def of_tokens(self, ids: "NDArray[Any]") -> "dict[str, NDArray[Any]]":
         """Make the arrays with a number for each token: int64[1, S] by name."""
@@ -393,7 +428,7 @@ class ModelProcessor:
         try:
             return self._arrays(place, texts, rows, **options)
         except DataError:
-            if any(_kind_of(each) == "audio" for row in rows for each in row):
+            if any(_kind_of(each) != "image" for row in rows for each in row):
                 raise
             marks = [str(getattr(self._processor, f"image_{side}_token", None) or "") for side in ("start", "end")]
             if not all(marks):
@@ -405,10 +440,11 @@ class ModelProcessor:
         try:
             return dict(self._call(place, texts, media, return_tensors="np", **options))
         except DataError as error:
-            if not any(each in str(error).lower() for each in (_BFLOAT16, "return_tensors")):
+            told = any(each in str(error).lower() for each in (_BFLOAT16, "return_tensors"))
+            if not told and not any(isinstance(each, Video) for row in media for each in row):
                 raise
         # NumPy has no bfloat16, in which some processors give pixels; float32 holds the same numbers. Others (GLM-ASR) give
-        # tensors of PyTorch alone.
+        # tensors of PyTorch alone, or cut those of videos as such (InternVL).
         made = self._call(place, texts, media, return_tensors="pt", **options)
         return {
             name: values.float() if _BFLOAT16 in str(getattr(values, "dtype", "")) else values for name, values in made.items()
@@ -421,79 +457,17 @@ class ModelProcessor:
             given |= {"audio": audio, "sampling_rate": self.sampling_rate}
         if any(images):
             given["images"] = images
+        if videos := [each for row in media or () for each in row if isinstance(each, Video)]:
+            # Frames were chosen when they were read.
+            given |= {"videos": [each.frames for each in videos], "do_sample_frames": False}
+            given["video_metadata"] = [each.metadata() for each in videos]
         try:
             return self._processor(text=texts, **given, add_special_tokens=False, **options)
         except Exception as error:
             raise DataError(f"{place}: {self.name} refuses the row: {error}") from error
 
-    def _legacy(self, where: str = "") -> TokenizerError:
+    def _legacy(self, where: str = "", why: str = "") -> TokenizerError:
         return TokenizerError(
             f"{where}{self.name} does not say what it writes in place of {self._what} (return_text_replacement_offsets), "
-            "as transformers' older processors do not, so rows with it of this model cannot be trained here"
+            f"as transformers' older processors do not, so rows with it of this model cannot be trained here{why}"
         )
-
-
-def processor_files(directory: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the SHA-256 of each file that says what a directory's processor does.
-
-    Of a name on the Hub, those of the files in its cache.
-    """
-    name, found = os.fspath(directory), {}
-    for file in _FILES:
-        path: Any = os.path.join(name, file)
-        if name and not os.path.isdir(name):
-            from huggingface_hub import try_to_load_from_cache
-
-            with contextlib.suppress(ValueError):
-                path = try_to_load_from_cache(name, file)
-        if isinstance(path, str) and os.path.isfile(path):
-            found[file] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return found
-
-
-def load_processor(directory: str | os.PathLike[str], tokenizer: "PreTrainedTokenizerBase | None" = None) -> ModelProcessor:
-    """Load the processor of a model's directory, or of its name on the Hub.
-
-    No code that comes with it is run.
-
-    Args:
-        directory: of the model or its tokenizer.
-        tokenizer: to be used in place of the directory's own.
-
-    Raises:
-        TokenizerError: none is there, one that needs a package that is not installed, or one of which nothing is known.
-    """
-    name = os.fspath(directory)
-    if not name:
-        raise TokenizerError(
-            "rows have images, and the tokenizer was not loaded from a directory, where the model's processor would be; load "
-            "it from the model's directory"
-        )
-    try:
-        from transformers import AutoProcessor
-
-        processor: Any = AutoProcessor.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:
-        # transformers raises ImportError, OSError, ValueError, KeyError, TypeError, by what is missing.
-        raise TokenizerError(_not_loaded(name, error)) from error
-    return ModelProcessor(processor, tokenizer)
-
-
-def _not_loaded(name: str, error: Exception) -> str:
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    package = next((each for each in ("torchvision", "torchaudio", "pillow") if each in line.lower()), None)
-    if package is None and not isinstance(error, ImportError):
-        return (
-            f"there are images or audio, and no processor of them can be loaded from {name!r}: {line.rstrip('.')}; use a model "
-            "that takes them, with its preprocessor_config.json or processor_config.json beside the tokenizer"
-        )
-    remedy = {
-        "torchvision": "install the torchvision that belongs to this torch",
-        "torchaudio": "install the torchaudio that belongs to this torch",
-        "pillow": "install pillow",
-        None: "install it",
-    }
-    return (
-        f"there are images or audio, and the processor of {name!r} needs a package that cannot be imported: "
-        f"{line.partition('. ')[0]}; {remedy[package]}"
-    )

@@ -8,7 +8,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,7 +42,7 @@ def read_image(medium: Media, place: str, lost: list[str] | None = None) -> "tup
     Raises:
         DataError: it is missing, unreadable, no image, too large, or another one than before.
     """
-    data, sha256 = _checked(medium, place)
+    data, sha256 = checked_bytes(medium, place)
     return _decoded(data, medium, place, lost), sha256
 
 
@@ -59,9 +59,9 @@ def read_audio(medium: Media, place: str, sampling_rate: int) -> "tuple[NDArray[
     Raises:
         DataError: it is missing, unreadable, cut off, no audio, empty, or another clip than before.
     """
-    data, sha256 = _checked(medium, place)
+    data, sha256 = checked_bytes(medium, place)
     if missing := _missing_bytes(data):
-        raise _error(medium, place, f"is cut off: its header tells of {missing:,} bytes more", "give the whole file")
+        raise media_error(medium, place, f"is cut off: its header tells of {missing:,} bytes more", "give the whole file")
     from transformers.audio_utils import load_audio
 
     try:
@@ -75,9 +75,9 @@ def read_audio(medium: Media, place: str, sampling_rate: int) -> "tuple[NDArray[
     except Exception as error:
         # libsndfile's errors are of its own class, and those of formats that are video's RuntimeError.
         line = _OPENED.sub("", str(error)).partition("\n")[0] or type(error).__name__
-        raise _error(medium, place, f"cannot be read as audio: {line}", "give a WAV, FLAC, Ogg or MP3 file") from error
+        raise media_error(medium, place, f"cannot be read as audio: {line}", "give a WAV, FLAC, Ogg or MP3 file") from error
     if not len(samples) or not np.isfinite(samples).all():
-        raise _error(medium, place, "is audio of no samples, or of infinite ones", "mend it, or take the row out")
+        raise media_error(medium, place, "is audio of no samples, or of infinite ones", "mend it, or take the row out")
     return samples, sha256
 
 
@@ -91,19 +91,19 @@ def _missing_bytes(data: bytes) -> int:
     return max(0, said + 8 - len(data)) if 0 < said < _UNKNOWN_SIZE else 0
 
 
-def close(decoded: "Iterable[Pixels | NDArray[np.float32]]") -> None:
+def close(decoded: "Iterable[Any]") -> None:
     """Free images that were read."""
     for each in decoded:
-        if not isinstance(each, np.ndarray):
+        if hasattr(each, "close"):
             each.close()
 
 
-def _checked(medium: Media, place: str) -> tuple[bytes, str]:
+def checked_bytes(medium: Media, place: str) -> tuple[bytes, str]:
     """Read the bytes of a medium, which must be those that were prepared."""
     data = _bytes_of(medium, place)
     sha256 = hashlib.sha256(data).hexdigest()
     if medium.sha256 and sha256 != medium.sha256:
-        raise _error(
+        raise media_error(
             medium,
             place,
             f"changed since the rows were prepared: its SHA-256 is {sha256}, and was {medium.sha256}",
@@ -121,7 +121,12 @@ def sha256_of(medium: Media) -> str | None:
 
 
 def thumbnail(medium: Media) -> bytes | None:
-    """Return a small JPEG of an image as the model sees it; None of audio, or a changed file."""
+    """Return a small JPEG of an image, or of a video's first frame, as the model sees it.
+
+    None of audio, of a file that is a video, or of one that changed.
+    """
+    if medium.frames:
+        return thumbnail(medium.frames[0])
     if medium.kind != "image":
         return None
     try:
@@ -147,6 +152,8 @@ def png_of(medium: Media, place: str) -> bytes:
 
 def name_of(medium: Media) -> str:
     """Name a medium for a person: its file's name, or the field that holds its bytes."""
+    if medium.frames:
+        return f"{name_of(medium.frames[0])} …"
     return os.path.basename(medium.path) if medium.path is not None else medium.field
 
 
@@ -161,8 +168,8 @@ def _bytes_of(medium: Media, place: str) -> bytes:
         if stat.S_ISREG(kind):
             return Path(medium.path).read_bytes()
     except (OSError, ValueError) as error:
-        raise _error(medium, place, f"cannot be read: {getattr(error, 'strerror', error)}", remedy) from error
-    raise _error(
+        raise media_error(medium, place, f"cannot be read: {getattr(error, 'strerror', error)}", remedy) from error
+    raise media_error(
         medium, place, "is a directory" if stat.S_ISDIR(kind) else "is no regular file, but a pipe or a device", remedy
     )
 
@@ -190,11 +197,11 @@ def _decoded(data: bytes, medium: Media, place: str, lost: list[str] | None) -> 
     except (Pillow.DecompressionBombError, Pillow.DecompressionBombWarning) as error:
         found = str(error)
     except UnidentifiedImageError as error:
-        raise _error(medium, place, "is no image that Pillow knows", "give a PNG, JPEG or WebP file") from error
+        raise media_error(medium, place, "is no image that Pillow knows", "give a PNG, JPEG or WebP file") from error
     except Exception as error:
         # Pillow's readers raise OSError, SyntaxError, ValueError, struct.error and others for what is broken.
-        raise _error(medium, place, f"is a broken image: {error}", "mend it, or take the row out") from error
-    raise _error(medium, place, f"has too many pixels ({found}; Pillow's limit is {limit})", "make it smaller")
+        raise media_error(medium, place, f"is a broken image: {error}", "mend it, or take the row out") from error
+    raise media_error(medium, place, f"has too many pixels ({found}; Pillow's limit is {limit})", "make it smaller")
 
 
 def _lost(opened: "Pixels") -> Iterator[str]:
@@ -211,7 +218,7 @@ def _lost(opened: "Pixels") -> Iterator[str]:
         yield f"it has {frames:,} frames, and the first is shown"
 
 
-def _error(medium: Media, place: str, found: str, remedy: str) -> DataError:
+def media_error(medium: Media, place: str, found: str, remedy: str) -> DataError:
     path = medium.path
     what = f"the {medium.kind}" if path is None else path if len(path) <= _SHOWN else f"{path[:_SHOWN]}…"
     return DataError(f"{place}: field {medium.field}: {what} {found}; {remedy}")

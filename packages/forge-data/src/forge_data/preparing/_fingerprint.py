@@ -14,7 +14,7 @@ import forge_data
 from forge_data._errors import DataError
 from forge_data._options import Options, PairOptions, PromptOptions, TextOptions
 from forge_data.formats._registry import plug_in_identity
-from forge_data.media._processor import processor_files
+from forge_data.media._load import processor_files
 from forge_data.reading._preprocess import Preprocess
 from forge_data.store._manifest import VERSION
 from forge_data.tokenizing._stop_tokens import stop_tokens
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _LIBRARIES = ("transformers", "tokenizers", "jinja2")
 """Libraries that may turn the same rows into other tokens in another version."""
-_OF_MEDIA = ("pillow", "torchvision", "soundfile", "soxr")
-"""Libraries that may read the same image or audio otherwise in another version, where they are installed."""
+_OF_MEDIA = ("pillow", "torchvision", "av", "soundfile", "soxr")
+"""Libraries that may read the same media otherwise in another version, where they are installed."""
 
 
 def fingerprint_of_inputs(

@@ -3,10 +3,12 @@
 What they are (SHA-256, tokens) is trained on and fingerprinted; where they are (field, path, or their bytes) is not.
 """
 
+import io
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 
 from forge_data._media import Kind, Media
@@ -35,14 +37,19 @@ def media_at(arrays: "dict[str, NDArray[Any]]", at: int) -> tuple[Media, ...]:
         return ()
     offsets = arrays[MEDIA_FILE_OFFSETS]
     head, _, rest = arrays[MEDIA_FILES][offsets[at] : offsets[at + 1]].tobytes().partition(b"\n")
-    media, done = [], 0
-    for (sha256, start, stop, *kind), (field, path) in zip(json.loads(known), json.loads(head), strict=True):
-        if isinstance(path, str):
-            media.append(Media(field, path, None, sha256, start, stop, *kind))
-        else:
-            media.append(Media(field, None, rest[done : done + path], sha256, start, stop, *kind))
-            done += path
-    return tuple(media)
+    held = io.BytesIO(rest)
+
+    def read(field: str, where: Any) -> Media:
+        if isinstance(where, dict):
+            frames = tuple(attrs.evolve(read(name, of), sha256=sha256) for name, of, sha256 in where["frames"])
+            return Media(field, frames=frames, fps=where["fps"])
+        return Media(field, where) if isinstance(where, str) else Media(field, data=held.read(where))
+
+    named = zip(json.loads(known), json.loads(head), strict=True)
+    return tuple(
+        attrs.evolve(read(*where), sha256=sha256, start=start, stop=stop, **({"kind": kind[0]} if kind else {}))
+        for (sha256, start, stop, *kind), where in named
+    )
 
 
 _HEAD = 1 << 16
@@ -58,8 +65,9 @@ def files_at(arrays: "dict[str, NDArray[Any]]", at: int) -> list[tuple[str, str]
     head, end, _ = arrays[MEDIA_FILES][start : min(stop, start + _HEAD)].tobytes().partition(b"\n")
     if not end:
         head = arrays[MEDIA_FILES][start:stop].tobytes().partition(b"\n")[0]
-    named = zip(json.loads(known), json.loads(head), strict=True)
-    return [(path, sha256) for (sha256, *_), (_, path) in named if isinstance(path, str)]
+    named = [(where, sha256) for (sha256, *_), (_, where) in zip(json.loads(known), json.loads(head), strict=True)]
+    named += [(of, sha256) for where, _ in named if isinstance(where, dict) for _, of, sha256 in where["frames"]]
+    return [(where, sha256) for where, sha256 in named if isinstance(where, str)]
 
 
 def known_at(arrays: "dict[str, NDArray[Any]]", at: int) -> bytes:
@@ -93,9 +101,16 @@ def known_of(media: tuple[Media, ...]) -> bytes:
 def _places(media: tuple[Media, ...]) -> bytes:
     if not media:
         return b""
-    held = [medium.data for medium in media if medium.data is not None]
-    named = [(medium.field, medium.path if medium.data is None else len(medium.data)) for medium in media]
-    return b"\n".join([_json(named), b"".join(held)])
+    each = [one for medium in media for one in medium.frames or (medium,)]
+    held = [one.data for one in each if one.data is not None]
+    return b"\n".join([_json([(medium.field, _where(medium)) for medium in media]), b"".join(held)])
+
+
+def _where(medium: Media) -> Any:
+    """Return a path, the number of bytes that are held, or those of frames."""
+    if medium.frames:
+        return {"frames": [(each.field, _where(each), each.sha256) for each in medium.frames], "fps": medium.fps}
+    return medium.path if medium.data is None else len(medium.data)
 
 
 def _json(value: object) -> bytes:

@@ -26,7 +26,8 @@ class Prompt:
 
     prompt: str | list[dict[str, Any]]
     """The same as the row has it: text, or messages as the chat template gets them. A part that is an image has it beside its
-    type, `{"type": "image", "image": ...}`: the absolute path of its file, or its bytes where the row holds them."""
+    type, `{"type": "image", "image": ...}`: the absolute path of its file, or its bytes where the row holds them; of a video
+    that is a list of frames, a list of these. Audio and videos likewise."""
 
     columns: dict[str, Any]
     """Every further field of the row, as a JSON value; one that is null counts as absent. The column `images` or
@@ -76,7 +77,7 @@ class PromptStore(Store):
 
 def _put_media(record: dict[str, Any], media: tuple[Media, ...]) -> None:
     """Put images into the messages of a record, and into the columns that they are from."""
-    given = [medium.path if medium.data is None else medium.data for medium in media]
+    given = [medium.given for medium in media]
     parts = (part for message in record["prompt"] if isinstance(message["content"], list) for part in message["content"])
     for part, value in zip((part for part in parts if part["type"] != "text"), given, strict=True):
         part[part["type"]] = value

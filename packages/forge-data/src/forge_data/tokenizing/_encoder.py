@@ -22,7 +22,8 @@ from forge_data.masking._layouts import allows
 from forge_data.masking._loss_mask import Span, trained_in_order, trained_tokens
 from forge_data.masking._segments import segments
 from forge_data.masking._train_on import learned_parts
-from forge_data.media._processor import ModelProcessor, load_processor
+from forge_data.media._load import load_processor
+from forge_data.media._processor import ModelProcessor
 from forge_data.tokenizing._batch_tokenizer import BatchTokenizer, Tokenised
 from forge_data.tokenizing._stop_tokens import stop_tokens
 from forge_data.tokenizing._token_weights import row_weights, weighed, weights_of, with_weights

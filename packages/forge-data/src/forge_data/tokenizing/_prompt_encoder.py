@@ -13,7 +13,8 @@ from forge_data.formats._prompts import Question
 from forge_data.formats._samples import Chat
 from forge_data.masking._conversation import Conversation
 from forge_data.masking._media import placeholders
-from forge_data.media._processor import ModelProcessor, load_processor
+from forge_data.media._load import load_processor
+from forge_data.media._processor import ModelProcessor
 from forge_data.tokenizing._with_media import expanded
 
 if TYPE_CHECKING:

@@ -93,10 +93,10 @@ def expanded(chat: Chat, made: Conversation, processor: ModelProcessor) -> tuple
     notes: list[Note] = []
     try:
         for medium in chat.media[: made.media]:
-            decoded, sha256 = processor.read(medium, chat.place, lost := [])
+            decoded, found = processor.read(medium, chat.place, lost := [])
             read.append(decoded)
             notes += [Note(f"lossy_{medium.kind}", medium.field, what) for what in lost]
-            media.append(attrs.evolve(medium, sha256=sha256))
+            media.append(found)
         written = processor.expand(made.text, read, chat.place)
     finally:
         close(read)

@@ -35,8 +35,8 @@ _COUNTS = ("_tokens", "_pairs", "_answers", "_prompts", "_samples", "_queries", 
 _PIPELINES = {"causal": "text-generation", "reward": None, "embedding": "sentence-similarity"}
 """Task → the Hub's name of it."""
 _PROCESSOR = ("processor_config.json", "preprocessor_config.json")
-"""Files of a directory whose model takes images or audio."""
-_TAKES = {"images": "image_processor", "audio": "sampling_rate"}
+"""Files of a directory whose model takes media."""
+_TAKES = {"images": "image_processor", "videos": "video_processor", "audio": "sampling_rate"}
 """What a model takes → what its processor's files name."""
 _PACKAGES = ("forge", "forge_data", "forge_packing", "forge_accel", "forge_dist", "forge_algos")
 _OTHERS = ("torch", "transformers", "peft", "gguf")
@@ -123,7 +123,7 @@ def _head(request: ExportRequest, verb: str, origin: str, *, media: Sequence[str
         # The Hub knows no other base than its own.
         base_model=origin if on_hub else None,
         library_name="gguf" if gguf else "peft" if peft else "transformers",
-        pipeline_tag=("image-text-to-text" if "images" in media else "audio-text-to-text")
+        pipeline_tag=f"{media[0].removesuffix('s')}-text-to-text"
         if media and not gguf and request.task == "causal"
         else _PIPELINES.get(request.task, "text-classification"),
         tags=["forge", *([verb] if verb else []), *(["gguf"] if gguf else [])],

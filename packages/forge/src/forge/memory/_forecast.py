@@ -51,12 +51,13 @@ def plan_of(bare: Rehearsed | Derived, target: Target) -> MemoryPlan:
     if not bare.planned.media:
         return _plan_of(bare, target)
     what = media_names(bare.planned.train.store)
-    computed = {"images": "pixels", "audio clips": "spectrograms"}.get(what, "pixels and spectrograms")
+    kinds = {"spectrograms" if kind == "audio" else "pixels" for kind in bare.planned.train.store.media_kinds}
+    computed = " and ".join(sorted(kinds))
     try:
         plan, note = _plan_of(bare, target), ""
         if bare.planned.media_rows == "lines":
             note = f"samples with {what} are counted in padded lines: masks of this model show that they are not packed"
-        elif bare.planned.settings.packing.packing != "off" and media_join(bare.planned.settings):
+        elif bare.planned.settings.packing.packing != "off" and media_join(bare.planned.settings, bare.planned.train.store):
             note = f"samples with {what} are counted as packed, which not every model can be"
     except (forge_algos.RehearsalError, forge_accel.AttentionError) as error:
         # A run takes another attention than the one of a text where that cannot compute images (Mllama's queries of a text).

@@ -22,7 +22,7 @@ def expected_rows(planned: Planned) -> Any:
     """
     s = planned.settings
     documents = media_documents(s, planned.tokenizer, planned.train, planned.held_out)
-    if not documents or not media_join(s):
+    if not documents or not media_join(s, planned.train.store, planned.held_out and planned.held_out.store):
         return None
     packing = planned.packed and s.packing.packing != "off"
     key = planned.model_path, str(planned.task.model_task(s)), planned.attention.name, packing, id(documents)

@@ -283,7 +283,9 @@ def _check_media(
         return
     where: dict[str, Any] = {"device": machine.device.value, "autocast": computing(machine, dtype, strategy)}
     try:
-        forge_algos.require_media(model, media[0], **where)
+        # One of each kind of arrays: GLM-4V takes images, and videos, and not both at once.
+        for document in {frozenset(each.inputs): each for each in reversed(media)}.values():
+            forge_algos.require_media(model, document, **where)
     except forge_algos.PackedBatchError as error:
         raise forge_algos.PackedBatchError(f"{path} cannot be given the rows' media: {error}") from error
     if way.attention.value.function is not None:

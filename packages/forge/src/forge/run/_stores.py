@@ -89,7 +89,7 @@ def compare_stores(task: Task, path: Path, prepared: Path, settings: Mapping[str
             differs = f"tokens {was[:12]} then, {new.fingerprint[:12]} now" if fault else _difference(found, new, report)
             raise SettingsError(
                 f"ckpt_output_dir {path}: the rows of {which} are not those that its run was made with ({differs}): the rows, "
-                f"their images or audio, the tokenizer or its template changed.{damaged} Put them back, or give another "
+                f"their media, the tokenizer or its template changed.{damaged} Put them back, or give another "
                 "ckpt_output_dir."
             )
         moved = fault is None and found.sha256.get(_MEDIA_FILES) != new.sha256.get(_MEDIA_FILES)

@@ -11,10 +11,10 @@ from typing import Any
 import forge_data
 from forge._errors import SettingsError
 from forge.talking._generate import check_text, undecoded
-from forge.talking._model import AnsweringModel, Sampling, check_medium, find_model, with_media
+from forge.talking._model import AnsweringModel, Kind, Sampling, check_medium, find_model, with_media
 
 _HELP = (
-    "/image FILE and /audio FILE go with the next line, /reset forgets the conversation, /system TEXT changes the system "
+    "/image, /video and /audio FILE go with the next line, /reset forgets the conversation, /system TEXT changes the system "
     "message (and forgets it too), /quit ends."
 )
 
@@ -80,7 +80,7 @@ def chat(
 ) -> None:
     """Talk with a model: it answers each line of standard input, and remembers what was said.
 
-    Lines that begin with a slash are commands: /image FILE and /audio FILE go with the next line, /reset forgets the
+    Lines that begin with a slash are commands: /image, /video and /audio FILE go with the next line, /reset forgets the
     conversation, /system TEXT changes the system message, /quit ends. Ctrl-C ends an answer, and twice at the prompt the
     conversation.
 
@@ -117,6 +117,9 @@ def chat(
     _converse(sides, system, sampling)
 
 
+_MEDIA: dict[str, Kind] = {"/image": "image", "/video": "video", "/audio": "audio"}
+
+
 def _converse(sides: list[_Side], system: str | None, sampling: Sampling) -> None:
     for side in sides:
         side.forget(system)
@@ -125,9 +128,9 @@ def _converse(sides: list[_Side], system: str | None, sampling: Sampling) -> Non
         command, _, rest = line.partition(" ")
         if command == "/quit":
             return
-        if command in ("/image", "/audio"):
+        if (kind := _MEDIA.get(command)) is not None:
             try:
-                media.append(check_medium(rest.strip(), "image" if command == "/image" else "audio"))
+                media.append(check_medium(rest.strip(), kind))
             except SettingsError as error:
                 print(error, file=sys.stderr)
             continue

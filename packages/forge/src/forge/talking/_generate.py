@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forge._errors import SettingsError
-from forge.talking._model import AnsweringModel, Sampling, check_medium, find_model, with_media
+from forge.talking._model import AnsweringModel, Kind, Sampling, check_medium, find_model, with_media
 
 
 def generate(
@@ -16,6 +16,7 @@ def generate(
     prompt: str | None = None,
     *,
     image: Sequence[str | Path] = (),
+    video: Sequence[str | Path] = (),
     audio: Sequence[str | Path] = (),
     max_new_tokens: int = 256,
     temperature: float = 0.0,
@@ -29,6 +30,7 @@ def generate(
         prompt: What the user says; by default what standard input holds. With a tokenizer that has a chat template it becomes a
             user message.
         image: Images that the prompt asks about, shown before its text; needs a multimodal model and a chat template.
+        video: Videos that it asks about, shown before its text, behind images.
         audio: Audio clips that it asks about, heard before its text, as images are shown.
         max_new_tokens: Stop after so many tokens.
         temperature: 0 always takes the likeliest token; a higher one samples more freely.
@@ -39,14 +41,15 @@ def generate(
         The answer, without special tokens. Which template it was asked with is said on standard error.
 
     Raises:
-        SettingsError: a value is out of range, or there is no model at `model_path`, or no image or clip.
+        SettingsError: a value is out of range, or there is no model at `model_path`, or no medium.
         forge_dist.ModelError: the model cannot be loaded, or the hub cannot be asked for it.
-        forge_data.ForgeDataError: an image or a clip cannot be read, or the model takes none.
+        forge_data.ForgeDataError: a medium cannot be read, or the model takes none.
 
     """
     sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature)
     find_model(model_path)
-    media = [*(check_medium(str(each), "image") for each in image), *(check_medium(str(each), "audio") for each in audio)]
+    given: dict[Kind, Sequence[str | Path]] = {"image": image, "video": video, "audio": audio}
+    media = [check_medium(str(each), kind) for kind, files in given.items() for each in files]
     prompt = _read_prompt() if prompt is None else prompt
     check_text(prompt, system)
     model = AnsweringModel(model_path, seed=seed)

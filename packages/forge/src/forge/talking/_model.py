@@ -27,7 +27,7 @@ from forge.saving._directories import last_export, run_values
 from forge.tasks._system_message import shared_system
 
 _SWITCH = "enable_thinking"
-Kind = Literal["image", "audio"]
+Kind = Literal["image", "video", "audio"]
 _PROCESSOR = ("processor_config.json", "preprocessor_config.json")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 
@@ -83,11 +83,15 @@ def find_model(model_path: str | Path) -> str:
     return directory
 
 
-_FORMS: dict[Kind, str] = {"image": "a PNG, JPEG or WebP", "audio": "a WAV, FLAC, Ogg or MP3"}
+_FORMS: dict[Kind, str] = {
+    "image": "a PNG, JPEG or WebP",
+    "video": "an MP4, MOV, WebM or MKV",
+    "audio": "a WAV, FLAC, Ogg or MP3",
+}
 
 
 def check_medium(path: str, kind: Kind) -> forge_data.Media:
-    """Return an image or an audio clip of a file of this machine.
+    """Return a medium of a file of this machine.
 
     Raises:
         SettingsError: it is none, saying what it is.
@@ -106,7 +110,7 @@ def check_medium(path: str, kind: Kind) -> forge_data.Media:
 
 
 def with_media(text: str, media: Sequence[forge_data.Media]) -> str | list[dict[str, str]]:
-    """Return the content of a message, with images and audio before its text where it has some.
+    """Return the content of a message, with media before its text where it has some.
 
     >>> with_media("What is it?", [forge_data.Media("image", "plum.png")])
     [{'type': 'image'}, {'type': 'text', 'text': 'What is it?'}]
@@ -178,7 +182,7 @@ class AnsweringModel:
             asked: messages, or a text that is continued as it stands.
             sampling: how the answer is drawn.
             shown: is given the answer piece by piece, as it is made.
-            media: of the messages' parts `{"type": "image"}` and `{"type": "audio"}`, in their order.
+            media: of the messages' parts, such as `{"type": "image"}`, in their order.
 
         Returns:
             The answer, without special tokens.
@@ -244,7 +248,7 @@ class AnsweringModel:
             if all(isinstance(message["content"], str) for message in asked):
                 raise
             raise SettingsError(
-                f"{self._directory}: its chat template does not write a message with images or audio: "
+                f"{self._directory}: its chat template does not write a message with media: "
                 f"{' '.join(str(error).split())}. Use the template of the model's processor."
             ) from error
 
@@ -265,7 +269,7 @@ class AnsweringModel:
         try:
             return forge_data.MediaInputs(directory, tokenizer=self._tokenizer)
         except forge_data.TokenizerError as error:
-            raise forge_data.TokenizerError(f"{directory} cannot be asked about images or audio: {error}") from error
+            raise forge_data.TokenizerError(f"{directory} cannot be asked about media: {error}") from error
 
     def _check_room(self, tokens: int, sampling: Sampling) -> None:
         """Raise SettingsError where prompt and answer exceed the model's table of positions."""

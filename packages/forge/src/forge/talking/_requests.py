@@ -15,7 +15,7 @@ from typing import Any
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Types of parts that are texts → their field."""
 _IMAGES = ("image_url", "input_image")
-_KNOWN = "text, image_url, and of models that take them input_audio, audio_url and video_url"
+_KNOWN = "text, image_url, and of models that take them input_audio and audio_url"
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
@@ -99,6 +99,11 @@ def _check_part(part: Any, modality: str, place: str) -> None:
         if modality not in ("VLM", "MULTIMODAL"):
             raise BadRequest("this model takes no videos; ask it in text", place)
         _refuse_address(_url(part, "video_url", place), f"{place}.video_url")
+        raise BadRequest(
+            "this server reads no video: transformers' takes one by its address or its path alone. Send frames as images "
+            "(image_url), or ask with forge generate --video",
+            f"{place}.video_url",
+        )
     else:
         raise BadRequest(f"parts of type {kind[:40]!r} are not known; known are {_KNOWN}", place)
 

@@ -24,8 +24,6 @@ from forge.tasks._task import Run, Task
 from forge.tasks.items._items import VIRTUAL
 
 _FILE = "answers.jsonl"
-_NOT_ASKED = ("video", "videos")
-"""Columns of rows with which a model would not be asked."""
 Messages = list[dict[str, Any]]
 
 
@@ -36,7 +34,7 @@ class Asked(NamedTuple):
     where: str
     """File and row, or the text itself where it was given so."""
     media: tuple[forge_data.Media, ...] = ()
-    """Media of the parts `{"type": "image"}` and `{"type": "audio"}` of its messages, in order."""
+    """Media of the parts of its messages, such as `{"type": "image"}`, in order."""
 
     @property
     def shown(self) -> str | Messages:
@@ -93,7 +91,7 @@ def read_prompts(task: Task, s: Any) -> list[Asked]:
 
 def _check_media(task: Task, s: Any, asked: Asked) -> None:
     """Refuse a medium where the verb, the adapter or the strategy allows for none."""
-    one = {"image": "an image", "audio": "an audio clip"}[kind := asked.media[0].kind]
+    one = {"image": "an image", "video": "a video", "audio": "an audio clip"}[kind := asked.media[0].kind]
     what = f"eval_prompts {asked.where}: has {one}, and"
     if not task.media:
         raise SettingsError(f"{what} forge {task.name} trains on text alone. Ask an export: forge generate RUN --{kind} FILE.")
@@ -282,10 +280,6 @@ def _of_row(row: Any, where: str, folder: Path) -> Asked:
     asked = row.get(name)
     if isinstance(asked, str) and not asked.strip():
         asked = None
-    if (other := next((each for each in _NOT_ASKED if row.get(each)), None)) is not None:
-        raise SettingsError(
-            f"eval_prompts {where}: has the field {other}, and is asked with text, images and audio alone. Take it out."
-        )
     if asked and (_has_media(row) or _has_parts(asked)):
         asked = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
         while isinstance(asked, list) and _is_answer(asked):
@@ -317,13 +311,14 @@ def _has_parts(asked: str | list[Any]) -> bool:
 
 
 def _has_media(row: dict[str, Any]) -> bool:
-    """Return whether a row of JSON has images or audio: a column, or a part of a content."""
+    """Return whether a row of JSON has media: a column, or a part of a content."""
     given = [row.get("prompt"), row.get("messages")]
     messages = [each for part in given if isinstance(part, list) for each in part if isinstance(each, dict)]
     contents = [each["content"] for each in messages if isinstance(each.get("content"), list)]
     parts = [part for content in contents for part in content if isinstance(part, dict)]
-    return any(map(row.get, ("image", "images", "audio", "audios"))) or any(
-        kind in str(part.get("type")) for part in parts for kind in ("image", "audio")
+    kinds = ("image", "video", "audio")
+    return any(row.get(kind) or row.get(f"{kind}s") for kind in kinds) or any(
+        kind in str(part.get("type")) for part in parts for kind in kinds
     )
 
 

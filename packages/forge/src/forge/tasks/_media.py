@@ -1,4 +1,4 @@
-"""Model and rows with images or audio → how many documents a row holds, and how."""
+"""Model and rows with images, videos or audio → how many documents a row holds, and how."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ if TYPE_CHECKING:
     from forge.tasks.items._media import MediaRows
 
 _TRIED = 64
-"""Samples with images, of each part, that are looked at for two to test a model on."""
+"""Samples with media, of each part, that are looked at for two to test a model on."""
+_TRIED_KINDS = 1024
+"""As many where rows have media of several kinds."""
 
 
 def has_media(*stores: Any) -> bool:
-    """Return whether samples of token stores have images or audio."""
+    """Return whether samples of token stores have media."""
     return any(getattr(store, "has_media", False) for store in stores if store is not None)
 
 
-def media_join(s: Any) -> bool:
-    """Return whether the processor allows for several samples with images in a forward."""
-    return media_inputs(s).joins
+def media_join(s: Any, *stores: Any) -> bool:
+    """Return whether the processor allows for several samples with media of stores in a forward."""
+    return media_inputs(s).joins_of({kind for store in stores for kind in getattr(store, "media_kinds", ())})
 
 
 def check_media(s: Any, *stores: Any) -> None:
@@ -52,7 +54,7 @@ def check_media(s: Any, *stores: Any) -> None:
     if not has_media(*stores):
         return
     what = media_names(*stores)
-    if any(store.kind == "preference" for store in stores if store is not None) and not media_join(s):
+    if any(store.kind == "preference" for store in stores if store is not None) and not media_join(s, *stores):
         raise SettingsError(
             f"pairs of answers with {what}: the processor of this model makes arrays that are not joined, or joined in a way "
             "of its own, so that it is given one sample at a time, and the two answers of a pair are computed together. Learn "
@@ -98,10 +100,10 @@ def check_prompt_media(s: Any, *stores: Any) -> None:
     check_media_texts(s, *stores)
     own = s.objective
     if getattr(own, "sampler", "transformers") != "transformers":
-        if any("audio" in store.media_kinds for store in stores if store is not None):
+        if {kind for store in stores if store is not None for kind in store.media_kinds} - {"image"}:
             raise SettingsError(
-                f"sampler={own.sampler} and prompts with audio: servers are given images here, and no audio. Leave sampler "
-                "out, so that the trained model itself samples."
+                f"sampler={own.sampler} and prompts with {media_names(*stores)}: servers are given images alone here. Leave "
+                "sampler out, so that the trained model itself samples."
             )
         if s.parts.beside:
             _check_served_parts(s)
@@ -128,7 +130,8 @@ def media_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Med
     """Return two documents with images on which rows are tried, or one, or none.
 
     They are the shortest, and another short one; where images are padded to the largest, the one with most tokens of images
-    that still fits into a row.
+    that still fits into a row. Where rows have media of several kinds, the second has another than the first, and behind them
+    stands one of each further mixture of kinds.
     """
     stores = [items.store for items in parts if items is not None]
     if not has_media(*stores):
@@ -139,10 +142,16 @@ def media_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Med
         return _tried[key]
     for store in stores:
         if has_media(store):
-            with_some = store.media_counts[:, 0].nonzero()[0][:_TRIED].tolist()
+            tried = _TRIED if len(store.media_kinds) == 1 else _TRIED_KINDS
+            with_some = store.media_counts[:, 0].nonzero()[0][:tried].tolist()
             found += [(store[row], store.source(row)) for row in with_some]
     found.sort(key=lambda each: len(each[0].input_ids))
-    if inputs.pads:
+    mixtures = {}
+    for at, (sample, _) in enumerate(found):
+        mixtures.setdefault(frozenset(medium.kind for medium in sample.media), at)
+    first, *further = mixtures.values()
+    chosen = [first, *further] if further else [0, 1]
+    if inputs.pads and not further:
         # In a test the words of the first stand before both, too.
         room = row_tokens(s) - 3 * len(found[0][0].input_ids)
         fitting = [each for each in found[1:] if len(each[0].input_ids) <= room]
@@ -152,7 +161,7 @@ def media_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Med
     _tried.clear()
     _tried[key] = [
         forge_algos.MediaDocument(sample.input_ids, inputs(sample, place), [(each.start, each.stop) for each in sample.media])
-        for sample, place in found[:2]
+        for sample, place in (found[at] for at in chosen if at < len(found))
     ]
     return _tried[key]
 
@@ -194,7 +203,7 @@ def sampled_media(run: Run) -> forge_algos.online.SampledMedia | None:
     return forge_algos.online.SampledMedia(
         documents=media_documents(run.settings, run.tokenizer, run.train, run.held_out),
         token_ids=inputs.token_ids,
-        joins=inputs.joins,
+        joins=media_join(run.settings, run.train.store, run.held_out and run.held_out.store),
         join=inputs.join,
         join_more=partial(inputs.join, more=True),
     )
@@ -238,7 +247,7 @@ def media_of(run: Run) -> MediaRead | None:
     if not documents:
         return None
     inputs = media_inputs(run.settings, run.tokenizer)
-    rows, why = _rows(run, documents, inputs)
+    rows, why = _rows(run, documents)
     if rows != "packed" and run.settings.packing.packing == "on" and not run.settings.origins["packing"].startswith("chosen"):
         raise SettingsError(f"packing=on: {why}. With packing=auto samples with media are in no packed row.")
     if rows == "single" and any(isinstance(items, Conversations) for items in (run.train, run.held_out)):
@@ -259,11 +268,12 @@ def with_rehearsed_media(run: Any, rows: MediaRows | None) -> Any:
 
     Where those are not known, they are packed if any may be. It is a Run, or one as it is planned.
     """
-    if not has_media(run.train.store, run.held_out and run.held_out.store):
+    stores = run.train.store, run.held_out and run.held_out.store
+    if not has_media(*stores):
         return run
     alone = "lines" if isinstance(run.train, Pairs | Prompts) else "single"
     inputs = media_inputs(run.settings, run.tokenizer)
-    rows = rows or (alone if run.settings.packing.packing == "off" or not inputs.joins else "packed")
+    rows = rows or (alone if run.settings.packing.packing == "off" or not media_join(run.settings, *stores) else "packed")
     return _reading(run, MediaRead(inputs, rows, ""))
 
 
@@ -278,9 +288,9 @@ def _reading(run: Any, media: MediaRead) -> Any:
 _ROWS = {"packed": "several in a row", "lines": "several in a forward, padded", "single": "one sample a row"}
 
 
-def _rows(run: Run, documents: list[forge_algos.MediaDocument], inputs: forge_data.MediaInputs) -> tuple[MediaRows, str]:
+def _rows(run: Run, documents: list[forge_algos.MediaDocument]) -> tuple[MediaRows, str]:
     """Return what rows with images the model takes, and why."""
-    if not inputs.joins:
+    if not media_join(run.settings, run.train.store, run.held_out and run.held_out.store):
         forge_algos.lay_texts_alike(run.model, alike=True)
         return "single", "the model's processor makes arrays that are not joined, or joined in a way of its own"
     with run.strategy.computing(run.model):

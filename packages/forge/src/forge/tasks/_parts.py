@@ -56,11 +56,11 @@ def check_parts(task: Task, s: Any) -> None:
 def check_any_media(s: Any, store: Any) -> None:
     """Raise SettingsError where parts are to train on images, and no training row has any."""
     kinds = getattr(store, "media_kinds", ())
-    if (chosen := chosen_parts(s)) and "image" not in kinds:
+    if (chosen := chosen_parts(s)) and not {"image", "video"} & {*kinds}:
         audio = " Of a model that takes audio the language part alone trains." if kinds else ""
         raise SettingsError(
-            f"{chosen}: no row of data_path has an image, so that vision tower and projector would have nothing to train on. "
-            f"Leave it out, or give rows with images.{audio}"
+            f"{chosen}: no row of data_path has an image or a video, so that vision tower and projector would have nothing to "
+            f"train on. Leave it out, or give rows with images.{audio}"
         )
 
 

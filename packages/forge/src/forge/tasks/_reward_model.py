@@ -73,7 +73,7 @@ class _Conversations:
 
     def __call__(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]] | None:
         contents = [message.get("content") for message in messages]
-        if not any(part.get("type") == "image" for each in contents if isinstance(each, list) for part in each):
+        if not any(part.get("type") != "text" for each in contents if isinstance(each, list) for part in each):
             return None
         # Without a directory: the paths of a store are absolute.
         asked, media = forge_data.messages_with_media({"messages": list(messages)}, "messages", place=_PLACE)
@@ -103,7 +103,7 @@ def _check_sees(run: Run, model: Any, path: str, pictured: _Conversations) -> No
         ids = made.pop("input_ids")[0].astype(np.int32)
         document = forge_algos.MediaDocument(ids, made, pictured.inputs.spans(ids))
         forge_algos.require_media(model, document, device=run.device, autocast=run.autocast)
-    except (forge_algos.PackedBatchError, forge_data.DataError) as error:
+    except (forge_algos.PackedBatchError, forge_data.DataError, forge_data.TokenizerError) as error:
         raise SettingsError(
             f"reward_model_path {path} cannot be given the images of {items.source(row)}: {error}. Take a reward model that "
             "sees images, or reward completions by functions (reward)."

@@ -122,13 +122,13 @@ class SelfSampleSteps:
         forge_dist.write_text_atomically(folder / f"step_{step}.jsonl", "".join(lines))
 
     def _in_words(self, row: int, ids: Any) -> str:
-        """Return a prompt as text, with the names of its images in the place of their tokens."""
+        """Return a prompt as text, with the names of its media in the place of their tokens."""
         decode = self._run.tokenizer.decode
         if not self._of_media.intersection(ids.tolist()):
             return decode(ids)
         (prompt,) = self._run.train.batch([row])
         parts = [part for each in prompt.prompt if isinstance(each["content"], list) for part in each["content"]]
-        names = content_text([part for part in parts if part.get("type") == "image"])
+        names = content_text([part for part in parts if part.get("type") != "text"])
         return names + decode([token for token in ids.tolist() if token not in self._of_media])
 
 

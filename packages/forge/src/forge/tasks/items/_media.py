@@ -1,4 +1,4 @@
-"""Samples with images or audio → rows whose forward is given what a processor makes of them."""
+"""Samples with media → rows whose forward is given what a processor makes of them."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ def media_in_words(store: forge_data.TokenStore | forge_data.PromptStore, counts
     return f"; {what}{each}, for which {counted(tokens, 'tokens')} stand, in {rows:,} of the rows"
 
 
-_NAMES = {"image": "images", "audio": "audio clips"}
+_NAMES = {"image": "images", "video": "videos", "audio": "audio clips"}
 
 
 def media_names(*stores: Any) -> str:
-    """Name the kinds of media of stores: "images", "audio clips", or "images and audio clips"."""
+    """Name the kinds of media of stores, such as "images" or "images, videos and audio clips"."""
     found = {kind for store in stores for kind in getattr(store, "media_kinds", ())}
-    return " and ".join(name for kind, name in _NAMES.items() if kind in found) or "images"
+    *others, last = [name for kind, name in _NAMES.items() if kind in found] or ["images"]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 _KEPT = 8
