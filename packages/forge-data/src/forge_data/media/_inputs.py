@@ -207,7 +207,12 @@ class MediaInputs:
         decoded = [self._processor.read(medium, place)[0] for medium in media]
         try:
             with self._lock:
-                ids = self._processor.expand(text, decoded, place).ids
+                replacements, ids = self._processor.expand(text, decoded, place)
+                for medium, what in zip(media, replacements, strict=True):
+                    if medium.kind == "audio" and not self._processor.count(self._processor.ids_of(what.text)):
+                        raise DataError(
+                            f"{place}: {self._processor.name} makes no token of a clip, which is too short; give a longer one"
+                        )
                 return (
                     {"input_ids": ids[None].astype(np.int64)}
                     | self._processor.arrays(decoded, place, ids, text)

@@ -84,7 +84,8 @@ def auto_class(task: Task, config: "PreTrainedConfig") -> Any:
         return transformers.AutoModelForMultimodalLM
     # Audio Flamingo 3, a decoder that hears, is listed with models of encoder and decoder.
     listed = transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
-    if kind in listed and listed[kind].__name__ in named and not config.is_encoder_decoder and hasattr(config, "text_config"):
+    decodes = hasattr(config, "text_config") and not config.is_encoder_decoder
+    if decodes and kind in listed and getattr(listed[kind], "__name__", None) in named:
         return transformers.AutoModelForSeq2SeqLM
     if any(name.endswith(MULTIMODAL) for name in named):
         lacks = "does not list it in AutoModelForMultimodalLM" if hasattr(transformers, named[0]) else "has none of that name"

@@ -46,12 +46,12 @@ def hear(clip: bytes, place: str) -> None:
     Raises:
         BadRequest: it does.
     """
-    import soundfile
-
     processor = _processor.get()
     try:
+        import soundfile
+
         about = soundfile.info(io.BytesIO(clip))
-    except RuntimeError:
+    except (ImportError, RuntimeError):
         return  # transformers may read it, or says that it cannot
     if processor is None or about.frames >= _SHORT * about.samplerate:
         return

@@ -212,9 +212,9 @@ class Server(ABC):
             return
         first = [at for at, pair in enumerate(zip(read, ours, strict=False)) if pair[0] != pair[1]]
         raise RolloutError(
-            f"{self.name} at {self.url} read {len(read):,} tokens of a prompt with images or audio, where the run's "
-            f"processor makes {len(ours):,}, and they differ from token {[*first, min(len(read), len(ours))][0]} on. Serve the "
-            "directory of model_path, with its processor's files and no other limits of pixels; where this server expands media of the "
+            f"{self.name} at {self.url} read {len(read):,} tokens of a prompt with images or audio, where the run's processor "
+            f"makes {len(ours):,}, and they differ from token {[*first, min(len(read), len(ours))][0]} on. Serve the directory "
+            "of model_path, with its processor's files and no other limits of pixels; where this server expands media of the "
             "model otherwise, take sampler=transformers"
         )
 
