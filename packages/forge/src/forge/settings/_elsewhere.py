@@ -370,7 +370,7 @@ _WORDS = {
 
 
 def meant(name: str, value: str, known: Collection[str]) -> str | None:
-    """Return the value of a setting that another library's or a misspelt one is; None where there is none.
+    """Return the value here of one of another library, or of a misspelt one; None for none.
 
     >>> meant("optimizer", "adamw_torch", ("adamw", "adamw_8bit"))
     'adamw'
