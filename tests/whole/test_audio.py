@@ -387,7 +387,7 @@ def test_a_clip_of_a_request(samples: int, model: Path) -> None:
         soundfile.write(file, np.zeros(samples, np.float32), 16_000, format="WAV")
         clip = file.getvalue()
     _transformers_server._processor.set(AutoProcessor.from_pretrained(model))
-    with pytest.raises(BadRequest, match="of this clip the model can make nothing: .*(too short|no samples)"):
+    with pytest.raises(BadRequest, match=f"of its {samples} samples the model can make nothing: .*(too short|no samples)"):
         _transformers_server.hear(clip, "messages[0]")
     with io.BytesIO() as file:
         soundfile.write(file, np.zeros(4_000, np.float32), 16_000, format="WAV")

@@ -296,7 +296,7 @@ def test_an_image_that_changes_meanwhile(
         ("sft", {"adapter": "prefix"}, "adapter=prefix and rows with images.*lora"),
         ("sft", {"adapter": "prompt"}, "adapter=prompt and rows with images.*lora"),
         ("sft", {"backend": "trl"}, "backend=trl and rows with images.*text alone"),
-        ("sft", {"model_path": "TEXT"}, r"rows\.jsonl:1: there are media, and the model has no processor"),
+        ("sft", {"model_path": "TEXT"}, r"rows\.jsonl:1: there are media, and what reads for the model"),
         ("distill", {"teacher_path": "MODEL", "adapter": "prefix"}, "adapter=prefix and rows with images.*lora"),
     ],
 )

@@ -154,7 +154,7 @@ def test_a_model_that_takes_one_kind_at_once(given: dict[str, Any], tmp_path: Pa
     assert caught.value.exit_status == 2
 
 
-def test_a_server_is_given_images_alone(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_is_given_no_videos(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts with videos are refused before it is asked."""
     data = pictures.prompts(tmp_path, 4, kind="video")
     (tmp_path / "picture_rewards.py").write_text(test_images_online.REWARDS)
@@ -165,7 +165,7 @@ def test_a_server_is_given_images_alone(model: Path, tmp_path: Path, monkeypatch
         "reward": ("picture_rewards:letters",),
         "effective_batch_size": 2,
     }
-    with pytest.raises(forge.SettingsError, match="sampler=vllm and prompts with videos: servers are given images alone"):
+    with pytest.raises(forge.SettingsError, match="sampler=vllm and prompts with videos: servers are given no videos"):
         forge.grpo(model_path=str(model), data_path=str(data), ckpt_output_dir=tmp_path / "run", **more)
 
 

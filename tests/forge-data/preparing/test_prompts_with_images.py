@@ -1,5 +1,6 @@
 """Prompts with images: their ids are the processor's own, and rewards get the images that the rows have."""
 
+import base64
 import io
 import json
 
@@ -73,6 +74,13 @@ def test_ids_and_arrays_are_the_processors(store, folder, model):
     assert inputs.token_ids == set(processor.image_token_ids) == {processor.tokenizer.image_token_id}
 
 
+def png_of(uri):
+    """Return the file that a server reads of a `data:` URI."""
+    kind, _, data = uri.partition(",")
+    assert kind == "data:image/png;base64"
+    return io.BytesIO(base64.b64decode(data))
+
+
 def test_what_a_server_is_given(store, model):
     """The processor makes the prompt's ids and arrays of the placeholders and the PNGs, which lose no pixel."""
     from PIL import Image
@@ -84,11 +92,11 @@ def test_what_a_server_is_given(store, model):
         text = processor.tokenizer.decode(sent.input_ids)
         assert text == prompt.text
         assert text.count(processor.boi_token) == len(prompt.media)
-        decoded = [Image.open(io.BytesIO(image)) for image in sent.media]
+        decoded = [Image.open(png_of(uri)) for uri in sent.media]
         made = processor(text=[text], images=[decoded], add_special_tokens=False, return_tensors="np")
         assert made["input_ids"][0].tolist() == prompt.input_ids.tolist()
         assert (made["pixel_values"] == inputs(prompt)["pixel_values"]).all()
-    with pytest.raises(DataError, match=r"^rows\.jsonl:4: the store has no text of a prompt with images; prepare"):
+    with pytest.raises(DataError, match=r"^rows\.jsonl:4: the store has no text of a prompt with media; prepare"):
         inputs.unexpanded(store[3], store.source(3))
 
 
@@ -103,7 +111,7 @@ def test_a_server_is_given_images_upright_and_in_colours(model, tmp_path):
     row = {"prompt": [{"role": "user", "content": [{"type": "image", "image": str(tmp_path / "a.png")}, TEXT]}]}
     (prompt,) = prepare_prompts([row], model, tmp_path / "store", media=True)
     (sent,) = MediaInputs(model).unexpanded(prompt).media
-    found = Image.open(io.BytesIO(sent))
+    found = Image.open(png_of(sent))
     assert (found.mode, found.size) == ("RGB", (20, 30))
     assert found.info == {}
     assert found.tobytes() == pixels(0).transpose(Image.Transpose.ROTATE_270).tobytes()

@@ -187,7 +187,7 @@ def continued(media: MediaInputs, prompt: int, length: int) -> dict[str, NDArray
 
 
 def is_of_tokens(name: str, array: NDArray[Any], length: int) -> bool:
-    """Return whether an array has a number for each of `length` tokens, which says what it is a part of.
+    """Return whether an array says of each of `length` tokens what it is a part of.
 
     Such are the `mm_token_type_ids` and `token_type_ids` of processors. By its shape alone a mask of as many frames of a clip
     would be one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from contextvars import ContextVar
 from importlib.metadata import entry_points
@@ -42,10 +43,10 @@ def names_of(directory: str, given: str) -> tuple[str, ...]:
 
 _processor: ContextVar[Any] = ContextVar("processor", default=None)
 """Processor of the model that a request asks."""
-_heard: ContextVar[str | None] = ContextVar("heard", default=None)
-"""Place of the last short clip of a request."""
-_SHORT = 100_000
-"""Bytes below which a clip is tried: a model may make no token of it, and its forward fail (status 500)."""
+_heard: ContextVar[tuple[str, int] | None] = ContextVar("heard", default=None)
+"""Place and samples of the last short clip of a request."""
+_SHORT = 0.5
+"""Seconds below which a clip is tried: a model may make no token of it, and its forward fail (status 500)."""
 
 
 def hear(clip: bytes, place: str) -> None:
@@ -55,9 +56,15 @@ def hear(clip: bytes, place: str) -> None:
         BadRequest: it does.
     """
     processor = _processor.get()
-    if processor is None or len(clip) >= _SHORT:
+    try:
+        import soundfile
+
+        about = soundfile.info(io.BytesIO(clip))
+    except (ImportError, RuntimeError):
+        return  # transformers may read it, or says that it cannot
+    if processor is None or about.frames >= _SHORT * about.samplerate:
         return
-    _heard.set(place)
+    _heard.set((place, about.frames))
     try:
         inputs = forge_data.MediaInputs(processor)
         placeholder = inputs.placeholders[inputs.kinds.index("audio")]
@@ -66,7 +73,7 @@ def hear(clip: bytes, place: str) -> None:
         )
         inputs.prompt(placeholder, media, place)
     except forge_data.DataError as error:
-        raise BadRequest(f"of this clip the model can make nothing: {error}", place) from error
+        raise BadRequest(f"of its {about.frames} samples the model can make nothing: {error}", place) from error
     except (forge_data.TokenizerError, ValueError):
         return  # transformers' words for what this processor does
 
@@ -115,9 +122,11 @@ def refuse_bad_requests(names: tuple[str, ...] = ()) -> None:
                 if any(frame.f_code.co_name == "apply_chat_template" for frame, _ in walk_tb(error.__traceback__)):
                     why = " ".join(str(error).split())[:300]
                     raise BadRequest(f"this model's template and processor cannot read it: {why}", field) from error
-                if place := _heard.get():
+                if clip := _heard.get():
                     # Qwen2-Audio cannot be given a clip for which one token stands.
-                    raise BadRequest("the clip is too short for this model; send a longer one", place) from error
+                    raise BadRequest(
+                        f"a clip of {clip[1]} samples is too short for this model; send a longer one", clip[0]
+                    ) from error
                 raise
 
         return handle_request

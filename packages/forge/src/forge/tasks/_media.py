@@ -137,10 +137,11 @@ def _check_served_parts(s: Any) -> None:
 
 
 def media_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.MediaDocument]:
-    """Return documents with media on which rows are tried: two, one or none, and one of each further mixture of kinds.
+    """Return documents with media on which rows are tried.
 
-    The two are short. Where arrays are padded to the largest, they are those with least and with most tokens of media that fit
-    into a row: what a model makes of padding is seen there, if anywhere.
+    They are two, one or none, and one of each further mixture of kinds. The two are short. Where arrays are padded to the
+    largest, they are those with least and with most tokens of media that fit into a row: what a model makes of padding is seen
+    there, if anywhere.
     """
     given = [items for items in parts if items is not None]
     stores = [items.store for items in given]
