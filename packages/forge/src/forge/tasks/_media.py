@@ -187,7 +187,7 @@ def _mixture(found: tuple[Any, str]) -> frozenset[str]:
 
 
 def _texts(items: Any, row: int) -> list[tuple[Any, str]]:
-    """Return what is computed by itself of a row with media, a sample or its texts with some, and the source."""
+    """Return a row that has media, or each of its texts that has some, and the source."""
     sample, place = items.store[row], items.store.source(row)
     return [(each, place) for each in (texts_of(sample) if isinstance(items, TextPairs) else [sample]) if each.media]
 
