@@ -121,6 +121,7 @@ def test_images_and_audio_beside():
         (asked({"type": "video", "video": ["a.png", 3]}), r"content\[0\].video\[1\] is int 3, and no image; give the path"),
         (asked({"type": "video"}) | {"videos": [[]]}, r"field videos\[0\] is a video of no frames; give it, or take"),
         (asked({"type": "video", "video": "a", "fps": 2}), r"content\[0\].fps is .*a part that is a video has one of video, "),
+        (asked({"type": "video", "video": ["a"], "fps": 2}), r"content\[0\].fps is int 2, .*: name it sample_fps, as the rate"),
         (asked({"type": "video", "video": "a", "sample_fps": 2}), r"sample_fps is int 2, and the part has no list of frames"),
         (asked({"type": "video", "video": ["a"], "sample_fps": 0}), r"content\[0\].sample_fps is int 0; it must be the frames"),
         (asked({"type": "video"}), r"content\[0\] is a part that is a video and does not say which; give it video"),

@@ -244,9 +244,11 @@ def _medium(place: str, field: str, part: dict[str, Any], kind: Kind) -> Media:
     """Read a part that is a medium; one that does not say which has no path, no bytes."""
     names = _WHICH[kind]
     if extra := unread(part, ("type", *names, *([_RATE] if kind == "video" else []))):
+        of_frames = kind == "video" and extra[0] == "fps" and isinstance(part.get("video"), list)
+        remedy = f"name it {_RATE}, as the rate of a list of frames is called" if of_frames else "take it out"
         raise DataError(
             f"{place}: field {field}.{extra[0]} is {describe(part[extra[0]])}, which would be passed over; a part that is "
-            f"{ONE[kind]} has one of {', '.join(names)}: take it out"
+            f"{ONE[kind]} has one of {', '.join(names)}: {remedy}"
         )
     given = [name for name in names if not is_empty(part.get(name))]
     if len(given) > 1:
