@@ -101,7 +101,7 @@ FAMILIES = (
     Family("Qwen2-Audio", pictures.FAMILIES["qwen2-audio"], (AUDIO,)),
     Family("GLM-ASR", pictures.FAMILIES["glm-asr"], (AUDIO,), clips=(0, 1)),
     Family("Qwen3-ASR", pictures.FAMILIES["qwen3-asr"], (AUDIO,), clips=(1, 1)),
-    Family("Gemma 4, with its tower of audio", tiles.gemma4_audio, (AUDIO, BOTH)),
+    Family("Gemma 4, with its tower of audio", tiles.gemma4_audio, (AUDIO, BOTH), skipped=_SAMPLED),
 )
 
 

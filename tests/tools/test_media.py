@@ -104,7 +104,7 @@ def test_some_families_alone(pages, monkeypatch):
     [
         (["--only", "Lava"], "there is no family 'Lava': Qwen3-VL, "),
         (["--check", "sft,ppo"], "there is no check 'ppo': sft, all_parts, "),
-        (["--only", "Qwen2-Audio", "--check", "all_parts"], "nothing is left to be checked"),
+        (["--only", "Qwen2-Audio", "--kind", "image"], "nothing is left to be checked"),
     ],
 )
 def test_what_is_not_there(arguments, said, pages, capsys):
