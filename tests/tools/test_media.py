@@ -50,9 +50,9 @@ def test_the_tables_say_what_was_found(pages):
     assert "| LLaVA | packed | 6e-8, 1e-7 | 6e-8, 1e-7 |  |  |  |" in text
     assert "| Aria | packed | **1e-2, 3e-1** |" in text
     assert "| Ovis 2 |  | **fails** |" in text
-    assert "| Gemma 4 Unified | packed |  | refused |  | 1e-8, 0 ([rounding](#what-is-rounding)) |  |" in text
+    assert "| Gemma 4 Unified | packed |  | refused |  | 1e-8, 0 ([rounding](images.md#what-is-rounding)) |  |" in text
     assert "| LLaVA | packed | any | no | 6e-8, 1e-7 |  |" in text
-    assert "| Molmo 2 |  |  |  | [rounding](#what-is-rounding) | [rounding](#what-is-rounding) |" in text
+    assert "| Molmo 2 |  |  |  | [rounding](images.md#what-is-rounding) | [rounding](images.md#what-is-rounding) |" in text
     assert "sft; kto: First.\n\nsft, all parts train: Second.\n\ndpo; distill: not run." in text
     assert "Wrong:\n\n- Ovis 2, sft: KeyError: 'pixel\\_values'\n- Aria, sft: loss 1e-02, gradients 3e-01" in text
     assert text.startswith("# Title\n\nBy hand.\n")
