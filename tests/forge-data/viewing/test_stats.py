@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from random import Random
 
+import attrs
 import numpy as np
 import pytest
 
@@ -95,3 +96,10 @@ def test_tokens_without_a_tokenizer(tmp_path):
     path.write_text('{"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "len": 3}\n', encoding="utf-8")
     (share,) = stats(TokenStore.from_jsonl(path, tmp_path / "store")).roles
     assert (share.name, share.tokens, share.learned) == ("tokens", 3, 2)
+
+
+def test_media_of_several_kinds(store):
+    """Kinds of media are listed as a sentence lists them."""
+    made = attrs.evolve(stats(store), media=3, image_tokens=9, samples_with_media=2, media_kinds=("image", "video", "audio"))
+    assert "3 images, videos and audio clips in 2 samples, for which 9 tokens stand" in str(made)
+    assert "3 images and videos in 2 samples" in str(attrs.evolve(made, media_kinds=("image", "video")))

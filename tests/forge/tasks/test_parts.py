@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+import forge_data
 from forge import SettingsError
 from forge.tasks import _media, _parts
+from forge.tasks.items._text_pairs import TextPairs
 
 
 @pytest.mark.parametrize("has", [True, False])
@@ -44,5 +46,26 @@ def test_samples_of_every_kind():
 
     kinds = ((), ("image",), ("image",), ("audio", "image"), ("audio",))
     store = Store(SimpleNamespace(media=[SimpleNamespace(kind=kind) for kind in each]) for each in kinds)
-    assert _media._of_other_kinds(store[1:3], [store]) == [(store[3], "rows.jsonl:3")]
-    assert _media._of_other_kinds(store[3:4], [store]) == []
+    items = [SimpleNamespace(store=store)]
+    assert _media._of_other_kinds(store[1:3], items) == [(store[3], "rows.jsonl:3")]
+    assert _media._of_other_kinds(store[3:4], items) == []
+
+
+def test_texts_of_every_kind():
+    """Of a row of several texts it is the text alone, as the model computes it."""
+
+    class Store(list):
+        media_kinds, has_media, media_counts = ("image", "video"), True, np.array([[2, 4]])
+        source = "rows.jsonl:{}".format
+
+    media = tuple(
+        forge_data.Media("a", "a.png", start=start, stop=start + 2, kind=kind) for start, kind in ((1, "image"), (5, "video"))
+    )
+    store = Store([SimpleNamespace(input_ids=np.arange(12), media=media, columns={"lengths": [4, 3, 5]})])
+    items = TextPairs.__new__(TextPairs)
+    items.store = store
+    found = _media._of_other_kinds([], [items])
+    assert [(text.input_ids.tolist(), text.media[0].start, place) for text, place in found] == [
+        ([0, 1, 2, 3], 1, "rows.jsonl:0"),
+        ([4, 5, 6], 1, "rows.jsonl:0"),
+    ]

@@ -1,5 +1,6 @@
 """`Media`: an image, a video or an audio clip of a row, by its file, frames or bytes."""
 
+from collections.abc import Iterable
 from typing import Any, Literal, Self
 
 import attrs
@@ -20,6 +21,12 @@ MARKS: dict[Kind, str] = {"image": "<image>", "video": "<video>", "audio": "<aud
 ONE: dict[Kind, str] = {"image": "an image", "video": "a video", "audio": "an audio clip"}
 MANY: dict[Kind, str] = {"image": "images", "video": "videos", "audio": "audio clips"}
 """Kind → what messages call one, and several."""
+
+
+def several(kinds: Iterable[Kind]) -> str:
+    """Name kinds of media, such as "images" or "images, videos and audio clips"."""
+    *others, last = [MANY[kind] for kind in kinds]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 @attrs.frozen

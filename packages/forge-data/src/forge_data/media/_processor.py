@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from forge_data._errors import DataError, TokenizerError
-from forge_data._media import MANY, ONE, Kind, Media
+from forge_data._media import ONE, Kind, Media, several
 from forge_data.media._expanded import Expanded, Recorder, Replacement
 from forge_data.media._joining import Joining, alike, fitting, joining, made_up_images, made_up_media
 from forge_data.media._read import read_audio, read_image
@@ -118,7 +118,7 @@ class ModelProcessor:
         if other := next((each for each in media if each.kind not in self.placeholders), None):
             raise TokenizerError(
                 f"{place}: field {other.field} is {ONE[other.kind]}, and {self.name} takes "
-                f"{' and '.join(MANY[kind] for kind in self.placeholders)}; use a model that takes it, or leave it out"
+                f"{several(self.placeholders)}; use a model that takes it, or leave it out"
             )
 
     def read(self, medium: Media, place: str, lost: list[str] | None = None) -> "tuple[Decoded, Media]":

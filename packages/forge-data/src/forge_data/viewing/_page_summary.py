@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlencode
 
-from forge_data._media import MANY
+from forge_data._media import several
 from forge_data._values import counted
 from forge_data.findings._finding import STOP
 from forge_data.store._manifest import PROMPTS
@@ -42,7 +42,7 @@ def figures(store: "TokenStore | PromptStore") -> str:
         rows.append(("Tokens in the loss", f"{learned:,}", f"{100 * learned / tokens:.1f} % of all" if tokens else ""))
         media, of_media = cast("TokenStore", store).media_counts.sum(axis=0).tolist()
         if media:
-            kinds = " and ".join(MANY[each] for each in store.media_kinds)
+            kinds = several(store.media_kinds)
             rows.append((kinds.capitalize(), f"{media:,}", f"{of_media:,} tokens stand for them"))
     if store.held_out:
         rows.append(("Held out", f"{len(store.held_out):,}", "measured, and not trained on"))

@@ -7,7 +7,7 @@ import numpy as np
 
 from forge_data._accounting import Accounting
 from forge_data._example import ROLES
-from forge_data._media import MANY, Kind
+from forge_data._media import Kind, several
 from forge_data._values import counted
 from forge_data.store._manifest import PROMPTS
 
@@ -121,7 +121,7 @@ class Stats:
         if not self.media:
             return []
         stand = f"for which {counted(self.image_tokens, 'tokens')} stand ({_part(self.image_tokens, self.tokens).strip()})"
-        kinds = " and ".join(MANY[each] for each in self.media_kinds)
+        kinds = several(self.media_kinds)
         return [f"{counted(self.media, kinds)} in {counted(self.samples_with_media, 'samples')}, {stand}"]
 
     def _row(self, share: Share) -> list[str]:

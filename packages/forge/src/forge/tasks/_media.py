@@ -157,11 +157,8 @@ def media_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Med
             with_some = store.media_counts[:, 0].nonzero()[0]
             by_size = with_some[np.argsort(store.media_counts[with_some, 1], kind="stable")]
             rows = dict.fromkeys([*with_some[:tried].tolist(), *by_size[[0, -1]].tolist()])
-            samples = [(store[row], store.source(row)) for row in rows]
-            if isinstance(items, TextPairs):
-                samples = [(text, place) for row, place in samples for text in texts_of(row) if text.media]
-            found += samples
-    found += _of_other_kinds([sample for sample, _ in found], stores)
+            found += [text for row in rows for text in _texts(items, row)]
+    found += _of_other_kinds([sample for sample, _ in found], given)
     found.sort(key=lambda each: len(each[0].input_ids))
     # One with most kinds, as each other one is tried beside it.
     first = min(found, key=lambda each: (-len(_mixture(each)), _size(each) if inputs.pads else 0))
@@ -188,16 +185,23 @@ def _mixture(found: tuple[Any, str]) -> frozenset[str]:
     return frozenset(medium.kind for medium in found[0].media)
 
 
-def _of_other_kinds(known: Sequence[Any], stores: Sequence[Any]) -> list[tuple[Any, str]]:
+def _texts(items: Any, row: int) -> list[tuple[Any, str]]:
+    """Return what is computed by itself of a row with media, a sample or its texts with some, and the source."""
+    sample, place = items.store[row], items.store.source(row)
+    return [(each, place) for each in (texts_of(sample) if isinstance(items, TextPairs) else [sample]) if each.media]
+
+
+def _of_other_kinds(known: Sequence[Any], parts: Sequence[Any]) -> list[tuple[Any, str]]:
     """Return samples, and sources, with the kinds of media that the known ones have not."""
     kinds, found = {each.kind for sample in known for each in sample.media}, []
-    for store in stores:
+    for items in parts:
+        store = items.store
         rows = iter(store.media_counts[:, 0].nonzero()[0].tolist() if has_media(store) else ())
         while not kinds.issuperset(store.media_kinds) and (row := next(rows, None)) is not None:
-            own = {each.kind for each in store[row].media}
-            if own - kinds:
-                found.append((store[row], store.source(row)))
-                kinds |= own
+            for each in _texts(items, row):
+                if own := {medium.kind for medium in each[0].media} - kinds:
+                    found.append(each)
+                    kinds |= own
     return found
 
 
