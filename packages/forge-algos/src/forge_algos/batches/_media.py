@@ -244,9 +244,29 @@ def _positions(
         if not given:
             found.append(text.expand(4, 1, length))
             continue
-        positions: Any = of_document(input_ids=own, **_of_positions(names, given, own))
-        found.append(torch.cat([text, positions[0].to(torch.int64)]))
+        try:
+            made: Any = of_document(input_ids=own, **_of_positions(names, given, own))
+            positions = made[0].to(torch.int64)
+        except Exception as error:
+            # Qwen-Omni looks for a clip behind each mark of one, and a sampled completion may have a mark.
+            known = own[0, : _stop_of_media(body, own[0])][None]
+            if known.shape == own.shape:
+                raise PackedBatchError(
+                    f"{type(body).__name__} counts no positions of a document with media: {error}"
+                ) from error
+            again: Any = of_document(input_ids=known, **_of_positions(names, given, known))
+            before = again[0].to(torch.int64)
+            behind = before.max() + 1 + torch.arange(length - known.shape[1])
+            positions = torch.cat([before, behind.expand(3, 1, -1)], dim=-1)
+        found.append(torch.cat([text, positions]))
     return torch.cat(found, dim=-1)
+
+
+def _stop_of_media(body: Any, ids: torch.Tensor) -> int:
+    """Return the place behind the last token of media and its closing mark; what follows is text."""
+    kinds = [getattr(body.config, f"{kind}_token_id", None) for kind in ("image", "video", "audio")]
+    places = torch.isin(ids, torch.tensor([kind for kind in kinds if kind is not None], dtype=ids.dtype)).nonzero()
+    return min(len(ids), int(places[-1]) + 2) if len(places) else len(ids)
 
 
 def _of_positions(names: Collection[str], media: MediaInputs, ids: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -59,13 +59,16 @@ class _Reader:
             turns = Turns([{"role": "system", "content": prefix}, *turns.messages], None, media=turns.media)
         made = chat(self.place, {}, turns, media=lambda _fields, _index, _part, _answer: field)
         if not any(message.get("content") for message in made.messages[bool(prefix) :]):
-            raise DataError(f"{self.place}: field {field} holds neither text nor media, which means nothing; take the row out")
+            raise self._nothing(field)
         if not made.media and not self.as_messages:
             raise DataError(
                 f"{self.place}: field {field} is {describe(value)} without media, and a text of this model is a string, as "
                 "whoever uses it will give it; make it one"
             )
         return attrs.evolve(made, media=tuple(placed(self.place, medium, self.directory) for medium in made.media))
+
+    def _nothing(self, field: str) -> DataError:
+        return DataError(f"{self.place}: field {field} holds neither text nor media, which means nothing; take the row out")
 
     def _messages(self, field: str, value: object) -> list[Any]:
         """Return the messages of a text that is no string."""
@@ -80,6 +83,8 @@ class _Reader:
                 )
             value = [part for name, given in value.items() if not is_empty(given) for part in _parts(name, given)]
         assert isinstance(value, list)
+        if not value:
+            raise self._nothing(field)
         of_one = all(isinstance(part, dict) and "role" not in part for part in value)
         return [{"role": "user", "content": value}] if of_one else value
 
