@@ -303,7 +303,7 @@ def longer(document: MediaDocument, more: int) -> MediaDocument:
 
 
 def words_of(document: MediaDocument) -> NDArray[np.bool_]:
-    """Return bool[S], true for words: tokens that neither stand for media nor are marks around them.
+    """Return bool[S], false for tokens that stand for media, or mark them.
 
     By marks without an image or a clip some models (Qwen3-Omni) cannot count positions. What stands beside a medium may be one.
     """

@@ -186,7 +186,10 @@ def _mixture(found: tuple[Any, str]) -> frozenset[str]:
 
 
 def _texts(items: Any, row: int) -> list[tuple[Any, str]]:
-    """Return what is computed by itself of a row with media, a sample or its texts with some, and the source."""
+    """Return what of a row with media is computed by itself, and its source.
+
+    That is a sample, or those of its texts that have media.
+    """
     sample, place = items.store[row], items.store.source(row)
     return [(each, place) for each in (texts_of(sample) if isinstance(items, TextPairs) else [sample]) if each.media]
 
