@@ -37,9 +37,8 @@ TITLES = {
 """Check → the head of its column."""
 CHECKS = {
     IMAGE: tuple(TITLES),
-    # Towers of audio stay frozen.
-    AUDIO: tuple(check for check in TITLES if "all_parts" not in check),
-    BOTH: ("sft",),
+    AUDIO: tuple(TITLES),
+    BOTH: ("sft", "all_parts"),
 }
 """Kind of rows → the checks that are made of it."""
 BLOCKS = {
@@ -50,8 +49,11 @@ BLOCKS = {
 }
 """Name of a table → its page, its kind of rows and its checks."""
 
-ROUNDING = "[rounding](#what-is-rounding)"
+ROUNDING = "[rounding](images.md#what-is-rounding)"
 """In a cell: what comes behind the first step is not compared."""
+
+_SHOWN = 160
+"""Characters of an error that a page shows."""
 
 Answer = Mapping[str, Any]
 Found = dict[str, dict[str, dict[str, Any]]]
@@ -71,7 +73,7 @@ def one(name: str, kind: str, check: str) -> lane.Result:
 
 def block(found: Found, name: str) -> str:
     """Return a table with where it comes from above it, and what is wrong below."""
-    _, kind, checks = BLOCKS[name]
+    page, kind, checks = BLOCKS[name]
     known = {check: found.get(kind, {}).get(check, {"origin": "", "families": {}}) for check in checks}
     origins: dict[str, list[str]] = {}
     for check, of in known.items():
@@ -99,7 +101,7 @@ def _wrong(answer: Answer | None) -> bool:
 
 
 def _reason(case: str, answer: Answer | None) -> str:
-    return f"- {case}: {_plain((answer or {}).get('says', ''))}"
+    return f"- {case}: {_plain((answer or {}).get('says', '')[:_SHOWN])}"
 
 
 def _cell(answer: Answer | None, drifts: bool) -> str:

@@ -51,7 +51,13 @@ CLOSE = {"loss": 1e-5, "gradients": 1e-4}
 ROWS = 12
 TIE = 1e-3
 """Two tokens whose logits differ by less are equally likely, at ten times the temperature of `likeliest`."""
-ALL = {"freeze_vision_tower": False, "freeze_multi_modal_projector": False, "save_dtype": "float32"}
+
+
+def all_parts(kind: str) -> dict[str, Any]:
+    """Return settings with which all parts train that rows of a kind reach."""
+    towers = {"freeze_vision_tower": kind == AUDIO, "freeze_audio_tower": kind == IMAGE}
+    return towers | {"freeze_multi_modal_projector": False, "save_dtype": "float32"}
+
 
 Answer = dict[str, Any]
 """`ok`, `says` (a few words), and figures: `rows` (how they share a forward), `loss`, `gradients`, both of the `first` step."""
@@ -132,10 +138,17 @@ def _both(folder: Path, number: int) -> dict[str, Any]:
 
 
 def plain(model: Path, *, whole: bool = False) -> Any:
-    """Load the model as plain transformers; its language part trains, or the `whole` of it."""
-    if whole:
-        return AutoModelForMultimodalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
-    return modalities.plain(model)
+    """Load the model as plain transformers; its language part trains, or the `whole` of it.
+
+    What its class freezes stays so (Qwen2-Audio's sinusoids), which `from_pretrained` forgets.
+    """
+    if not whole:
+        return modalities.plain(model)
+    found = AutoModelForMultimodalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+    made = dict(AutoModelForMultimodalLM.from_config(found.config).named_parameters())
+    for name, parameter in found.named_parameters():
+        parameter.requires_grad_(made[name].requires_grad)
+    return found
 
 
 def planned(run: Path) -> tuple[forge_data.TokenStore, Any]:
@@ -183,7 +196,7 @@ def sft(family: Family, rows: Rows, home: Path, *, whole: bool = False) -> Answe
     """Two steps of `forge sft`, of the language part or of all parts."""
     model, data = save(family, home / "model"), rows.conversations()
     settings = {**SETTINGS, "max_steps": 2, "effective_batch_size": 6, "max_tokens_per_gpu": family.tokens}
-    more = ALL if whole else {}
+    more = all_parts(rows.kind) if whole else {}
     run = forge.sft(**settings | more, model_path=str(model), data_path=str(data), ckpt_output_dir=str(home / "run")).output_dir
     store, plan = planned(run)
     inputs = pictures.inputs_of(model, data)
@@ -242,7 +255,7 @@ def grpo(family: Family, rows: Rows, home: Path, *, whole: bool = False) -> Answ
     """Two rollouts of `forge grpo`, two updates on each; what is drawn too, and the likeliest tokens."""
     model, data = save(family, home / "model"), rows.prompts()
     sys.path.insert(0, str(data.parent))
-    given = prompted.GIVEN | prompted.OWN["grpo"] | (ALL if whole else {})
+    given = prompted.GIVEN | prompted.OWN["grpo"] | (all_parts(rows.kind) if whole else {})
     given |= {"max_tokens_per_gpu": 12 * family.tokens, "moe_aux_loss": "off"}
     run = forge.grpo(**given, model_path=str(model), data_path=str(data), ckpt_output_dir=str(home / "run")).output_dir
     asked = prompted.asked(data, model)

@@ -93,7 +93,7 @@ FAMILIES = (
     Family("DeepSeek-OCR 2", tiles.deepseek_ocr2, tokens=2000),
     Family("Qwen4-Exp", grids.qwen4_exp),
     Family("GLM-5 Next", grids.glm5_next, refused=_ONE_A_ROW, drifts=("kto",), skipped=_SAMPLED),
-    Family("Inkling", grids.inkling, refused=_ONE_A_ROW),
+    Family("Inkling", grids.inkling),
     Family("Mistral Large 4", grids.mistral_large4),
     Family("Muse Spark", grids.muse_spark),
     Family("Perception LM, `vision_input_type=vanilla`", tiles.perception_lm),
@@ -101,7 +101,7 @@ FAMILIES = (
     Family("Qwen2-Audio", pictures.FAMILIES["qwen2-audio"], (AUDIO,)),
     Family("GLM-ASR", pictures.FAMILIES["glm-asr"], (AUDIO,), clips=(0, 1)),
     Family("Qwen3-ASR", pictures.FAMILIES["qwen3-asr"], (AUDIO,), clips=(1, 1)),
-    Family("Gemma 4, with its tower of audio", tiles.gemma4_audio, (AUDIO, BOTH)),
+    Family("Gemma 4, with its tower of audio", tiles.gemma4_audio, (AUDIO, BOTH), skipped=_SAMPLED),
 )
 
 

@@ -50,9 +50,9 @@ def test_the_tables_say_what_was_found(pages):
     assert "| LLaVA | packed | 6e-8, 1e-7 | 6e-8, 1e-7 |  |  |  |" in text
     assert "| Aria | packed | **1e-2, 3e-1** |" in text
     assert "| Ovis 2 |  | **fails** |" in text
-    assert "| Gemma 4 Unified | packed |  | refused |  | 1e-8, 0 ([rounding](#what-is-rounding)) |  |" in text
+    assert "| Gemma 4 Unified | packed |  | refused |  | 1e-8, 0 ([rounding](images.md#what-is-rounding)) |  |" in text
     assert "| LLaVA | packed | any | no | 6e-8, 1e-7 |  |" in text
-    assert "| Molmo 2 |  |  |  | [rounding](#what-is-rounding) | [rounding](#what-is-rounding) |" in text
+    assert "| Molmo 2 |  |  |  | [rounding](images.md#what-is-rounding) | [rounding](images.md#what-is-rounding) |" in text
     assert "sft; kto: First.\n\nsft, all parts train: Second.\n\ndpo; distill: not run." in text
     assert "Wrong:\n\n- Ovis 2, sft: KeyError: 'pixel\\_values'\n- Aria, sft: loss 1e-02, gradients 3e-01" in text
     assert text.startswith("# Title\n\nBy hand.\n")
@@ -104,7 +104,7 @@ def test_some_families_alone(pages, monkeypatch):
     [
         (["--only", "Lava"], "there is no family 'Lava': Qwen3-VL, "),
         (["--check", "sft,ppo"], "there is no check 'ppo': sft, all_parts, "),
-        (["--only", "Qwen2-Audio", "--check", "all_parts"], "nothing is left to be checked"),
+        (["--only", "Qwen2-Audio", "--kind", "image"], "nothing is left to be checked"),
     ],
 )
 def test_what_is_not_there(arguments, said, pages, capsys):

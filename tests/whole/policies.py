@@ -26,7 +26,7 @@ def logits(plain: nn.Module, prompt: dict[str, torch.Tensor], completion: Any) -
     # Of the tokens behind a prompt none stands for a medium; all are seen.
     given = {
         name: torch.cat([array, array.new_full((1, more.shape[1]), int(name == "attention_mask"))], 1)
-        if array.shape == (1, before)
+        if array.shape == (1, before) and name.endswith(("input_ids", "token_type_ids", "attention_mask"))
         else array
         for name, array in prompt.items()
     }

@@ -220,7 +220,7 @@ def test_divided_over_ranks(name: str, strategy: str, model: Path, folder: Path,
             "sft",
             {"model_path": "TEXT", "chat_template": "PARTS"},
             {"image": "0.png"},
-            "asked.jsonl:1: there are media, and the m",
+            "asked.jsonl:1: there are media, and what re",
         ),
     ],
 )

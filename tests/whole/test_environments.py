@@ -14,7 +14,7 @@ ENVIRONMENTS: dict[str, Any] = tomllib.loads((ROOT / "hatch.toml").read_text())[
 ALONE = ENVIRONMENTS["hatch-test"]
 RUNNERS = {"pytest", "pytest_xdist", "hypothesis"}
 """What runs tests and imports nothing that a leaf could lean on."""
-IN_THE_MAIN_ENVIRONMENT = {"accelerate", "deepspeed", "PIL", "soundfile", "soxr"}
+IN_THE_MAIN_ENVIRONMENT = {"accelerate", "av", "deepspeed", "PIL", "soundfile", "soxr"}
 """Its tests take minutes, or need torch in models' processors, and are run once."""
 IN_A_LANE = {"eval", "instructlab", "liger", "mini-trainer", "mlx", "trackio"}
 """Hundreds of megabytes, or kernels to be built, which a lane's environment has."""

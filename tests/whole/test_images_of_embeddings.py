@@ -282,7 +282,7 @@ def test_refused(given: dict[str, Any], saved: Callable[[str], Path], model_dir:
         return str(raised.value)
 
     assert "it is given one text at a time" in refusal(model_path=str(saved("mllama")))
-    assert "processor" in refusal(model_path=str(model_dir))
+    assert "does not take them beside text" in refusal(model_path=str(model_dir))
     made = write_rows(tmp_path / "rows.jsonl", [{"query": "a <img>", "positive": "b"}, {"query": "c", "positive": [
         {"type": "image", "image": str(Path(given["data_path"]).parent / "images" / "0_0.png")}]}])  # fmt: skip
     assert "rows.jsonl:1: " in refusal(data_path=str(made))

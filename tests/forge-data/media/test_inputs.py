@@ -1,6 +1,7 @@
 """The arguments of a forward are those of the model's own processor, key by key and bit by bit."""
 
 import threading
+from types import SimpleNamespace
 
 import attrs
 import numpy as np
@@ -337,3 +338,13 @@ def test_arrays_that_do_not_join(how, monkeypatch):
     inputs = MediaInputs(processor)
     assert not inputs.joins
     assert not inputs.pads
+
+
+def test_a_placeholder_that_is_no_token(gemma3_directory):
+    """SmolVLM's of a video: images are written in its place, whose tokens are known."""
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(gemma3_directory)
+    known = MediaInputs(processor).token_ids
+    processor.video_processor, processor.video_token = SimpleNamespace(), "<no token>"
+    assert MediaInputs(processor).token_ids == known

@@ -263,7 +263,7 @@ def _positions(
 
 
 def _stop_of_media(body: Any, ids: torch.Tensor) -> int:
-    """Return where text begins: behind the last token of media and its closing mark."""
+    """Return the place behind the last token of media and its closing mark: text follows."""
     kinds = [getattr(body.config, f"{kind}_token_id", None) for kind in ("image", "video", "audio")]
     places = torch.isin(ids, torch.tensor([kind for kind in kinds if kind is not None], dtype=ids.dtype)).nonzero()
     return min(len(ids), int(places[-1]) + 2) if len(places) else len(ids)

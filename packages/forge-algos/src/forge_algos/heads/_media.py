@@ -290,8 +290,8 @@ def _changed_token(model: nn.Module, document: MediaDocument) -> Iterator[range]
 
 def longer(document: MediaDocument, more: int) -> MediaDocument:
     """Put as many words before a document, which are its own."""
-    ids, plain = np.asarray(document.input_ids), plain_tokens(document)
-    words = np.resize(ids[plain], more)
+    ids = np.asarray(document.input_ids)
+    words = np.resize(ids[words_of(document)], more)
     inputs = {
         name: np.pad(array, ((0, 0), (more, 0), *((0, 0),) * (array.ndim - 2)))
         if is_of_tokens(name, array, len(ids)) or is_seen(array, len(ids))
@@ -302,8 +302,18 @@ def longer(document: MediaDocument, more: int) -> MediaDocument:
     return MediaDocument(np.concatenate([words, ids]), inputs, spans)
 
 
-def plain_tokens(document: MediaDocument) -> NDArray[np.bool_]:
-    """Return bool[S], false for tokens that stand for images."""
+def words_of(document: MediaDocument) -> NDArray[np.bool_]:
+    """Return bool[S], false for tokens that stand for media, or mark them.
+
+    By marks without an image or a clip some models (Qwen3-Omni) cannot count positions. What stands beside a medium may be one.
+    """
+    ids, plain = np.asarray(document.input_ids), _plain_tokens(document)
+    beside = [ids[at] for span in document.spans for at in (span[0] - 1, span[1]) if 0 <= at < len(ids)]
+    words = plain & ~np.isin(ids, beside)
+    return words if words.any() else plain
+
+
+def _plain_tokens(document: MediaDocument) -> NDArray[np.bool_]:
     plain = np.ones(len(document.input_ids), dtype=np.bool_)
     for start, stop in document.spans:
         plain[start:stop] = False
@@ -314,7 +324,7 @@ def _media_places(document: MediaDocument) -> list[int]:
     """Return the tokens that are parts of images, without marks around them where that is known."""
     ids = np.asarray(document.input_ids)
     kinds = [array[0] for name, array in document.inputs.items() if is_of_tokens(name, array, len(ids)) and array.any()]
-    inside = ~plain_tokens(document) & (kinds[0] != 0 if kinds else True)
+    inside = ~_plain_tokens(document) & (kinds[0] != 0 if kinds else True)
     return np.flatnonzero(inside).tolist()
 
 
@@ -335,11 +345,11 @@ def _problem(
     join: Callable[[Sequence[MediaInputs]], Sequence[MediaInputs]],
 ) -> str | None:
     first = _on(device, documents[0])
-    plain = torch.tensor(plain_tokens(documents[0]), device=device)
+    words = torch.tensor(words_of(documents[0]), device=device)
     # Other words before the same images.
     changed = first.clone()
-    changed[plain] = first[plain].roll(1)
-    text = MediaDocument(first[plain].cpu().numpy(), {}, ())
+    changed[words] = first[words].roll(1)
+    text = MediaDocument(first[words].cpu().numpy(), {}, ())
     row = [text, documents[0], text, documents[1]]
     ids, media = [_on(device, each) for each in row], join([each.inputs for each in row])
     ends = np.cumsum([0, *map(len, ids)]).tolist()

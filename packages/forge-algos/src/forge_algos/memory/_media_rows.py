@@ -16,7 +16,7 @@ from torch import nn
 
 from forge_algos._modules import attention_of, causal_model, language_modules, mode, repeated_blocks
 from forge_algos.batches._media import MediaInputs, Way, go_by_lines, set_packed
-from forge_algos.heads._media import MediaDocument, has_experts, longer, plain_tokens, run_documents, set_attention
+from forge_algos.heads._media import MediaDocument, has_experts, longer, run_documents, set_attention, words_of
 from forge_algos.isolation._isolation import made_up_lengths
 
 
@@ -44,7 +44,7 @@ def expected_media_rows(
     first, second = documents[:2]
     least, more = made_up_lengths(model)
     pair = longer(first, max(least - len(first.input_ids), 0) + 3), longer(second, max(more - len(second.input_ids), 0))
-    text = MediaDocument(np.asarray(first.input_ids)[plain_tokens(first)], {}, ())
+    text = MediaDocument(np.asarray(first.input_ids)[words_of(first)], {}, ())
     row = [text, pair[0], text, pair[1]]
     own = attention_of(causal_model(model))
     set_packed(model, "bounds")

@@ -106,7 +106,10 @@ class ModelProcessor:
         found = frozenset(each for each in getattr(self._processor, f"{kind}_token_ids", None) or () if isinstance(each, int))
         # `audio_token_ids` may have the marks around a clip too, which templates write (Qwen3-ASR).
         if kind in self.placeholders and (not found or kind == "audio"):
-            return frozenset({int(self._processor.tokenizer.convert_tokens_to_ids(self.placeholders[kind]))})
+            tokenizer = self._processor.tokenizer
+            own = tokenizer.convert_tokens_to_ids(self.placeholders[kind])
+            # A placeholder may be no token: SmolVLM writes images in the place of a video.
+            return frozenset() if own in (None, tokenizer.unk_token_id) else frozenset({int(own)})
         return found
 
     def check(self, media: Sequence[Media], place: str) -> None:

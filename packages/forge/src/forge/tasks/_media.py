@@ -139,9 +139,9 @@ def _check_served_parts(s: Any) -> None:
 def media_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.MediaDocument]:
     """Return documents with media on which rows are tried.
 
-    They are two, one or none, and one of each further mixture of kinds. The two are short. Where arrays are padded to the
-    largest, they are those with least and with most tokens of media that fit into a row: what a model makes of padding is seen
-    there, if anywhere.
+    They are two, one or none, and one of each further mixture of kinds; short ones. Where arrays are padded to the
+    largest, the first has the least tokens of media and the others have the most that fit into a row: what a model makes of
+    padding is seen there, if anywhere.
     """
     given = [items for items in parts if items is not None]
     stores = [items.store for items in given]
@@ -160,14 +160,13 @@ def media_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Med
             found += [text for row in rows for text in _texts(items, row)]
     found += _of_other_kinds([sample for sample, _ in found], given)
     found.sort(key=lambda each: len(each[0].input_ids))
-    first = min(found, key=_size) if inputs.pads else found[0]
-    second = [each for each in found if each is not first and _mixture(each) == _mixture(first)]
+    # One with most kinds, as each other one is tried beside it.
+    first = min(found, key=lambda each: (-len(_mixture(each)), _size(each) if inputs.pads else 0))
     if inputs.pads:
-        # In a test the words of the first stand before both, too.
-        room = row_tokens(s) - 3 * len(first[0].input_ids)
-        second = sorted((each for each in second if len(each[0].input_ids) <= room), key=_size)[-1:] or second
-    further = {_mixture(each): each for each in reversed(found)}
-    chosen = [first, *second[:1], *(each for mixture, each in further.items() if mixture != _mixture(first))]
+        room = row_tokens(s) - 3 * len(first[0].input_ids)  # its words stand before both, too
+        found.sort(key=lambda each: -_size(each) if len(each[0].input_ids) <= room else len(each[0].input_ids))
+    others = {_mixture(each): each for each in reversed(found) if each is not first}
+    chosen = [first, *sorted(others.values(), key=lambda each: _mixture(each) != _mixture(first))]
     _tried.clear()
     _tried[key] = [
         forge_algos.MediaDocument(sample.input_ids, inputs(sample, place), [(each.start, each.stop) for each in sample.media])
@@ -187,7 +186,10 @@ def _mixture(found: tuple[Any, str]) -> frozenset[str]:
 
 
 def _texts(items: Any, row: int) -> list[tuple[Any, str]]:
-    """Return a row that has media, or each of its texts that has some, and the source."""
+    """Return what of a row with media is computed by itself, and its source.
+
+    That is a sample, or those of its texts that have media.
+    """
     sample, place = items.store[row], items.store.source(row)
     return [(each, place) for each in (texts_of(sample) if isinstance(items, TextPairs) else [sample]) if each.media]
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from forge_algos._errors import PackedBatchError
 from forge_algos.batches._media import MediaInputs, go_by_lines
-from forge_algos.heads._media import MediaDocument, longer, plain_tokens
+from forge_algos.heads._media import MediaDocument, longer, words_of
 from forge_algos.isolation._compare import REFUSALS, Compare, Decide
 from forge_algos.isolation._isolation import made_up_lengths
 
@@ -57,7 +57,7 @@ def tried_lines(model: nn.Module, media: SampledMedia) -> tuple[Line, Line]:
 
 def text_line(document: MediaDocument) -> Line:
     """Return the words of a document as a prompt without images."""
-    return Line(np.asarray(document.input_ids)[plain_tokens(document)])
+    return Line(np.asarray(document.input_ids)[words_of(document)])
 
 
 def may_stand_beside(
