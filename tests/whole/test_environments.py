@@ -70,6 +70,17 @@ def test_a_leaf_alone_has_what_it_declares_and_no_more(leaf: str) -> None:
     assert names == RUNNERS | ({"torch"} & PACKAGES[leaf].required) | extras
 
 
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_what_a_leaf_alone_skips_is_run_in_the_main_environment(leaf: str) -> None:
+    """A test that needs what a leaf's own environment lacks is marked `together`, or no environment would run it."""
+    # accelerate comes with PEFT, which is there.
+    lacking = IN_THE_MAIN_ENVIRONMENT - {"accelerate"} | ({"torch"} - PACKAGES[leaf].required)
+    lacks = [f'importorskip("{name}' for name in lacking]
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests" / leaf).rglob("test_*.py")}
+    skipping = [path for path, text in texts.items() if any(each in text for each in lacks) and "mark.together" not in text]
+    assert [path.relative_to(ROOT).as_posix() for path in skipping] == []
+
+
 def test_the_environment_of_everything_has_every_package_with_every_extra() -> None:
     """What is not tested alone is tested there: no extra is left out."""
     extras = {folder: set(package.project.get("optional-dependencies", {})) for folder, package in PACKAGES.items()}

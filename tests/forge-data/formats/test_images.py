@@ -15,6 +15,8 @@ from forge_data.formats._registry import convert, detect
 from forge_data.formats._text_pairs import text_pair
 from forge_data.formats._texts import labelled
 
+pytestmark = pytest.mark.together
+
 ANSWER = {"role": "assistant", "content": "A cat."}
 READ = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]}, ANSWER]
 """Messages as every form below becomes them."""

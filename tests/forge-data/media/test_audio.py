@@ -34,6 +34,8 @@ from forge_data.media._read import read_audio
 
 from .. import heard, pictured
 
+pytestmark = pytest.mark.together
+
 DATA = heard.wav()
 CODED = base64.b64encode(DATA).decode()
 TEXT, ANSWER = {"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "a cat"}

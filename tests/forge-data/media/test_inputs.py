@@ -13,6 +13,8 @@ from forge_data.tokenizing._encoder import Encoder
 
 from .. import pictured
 
+pytestmark = pytest.mark.together
+
 TURNS = [
     (("user", [0, "what is it?"]), ("assistant", "a cat")),
     (("user", [0, "and", 1, "what?", 2]), ("assistant", "two"), ("user", ["look", 3]), ("assistant", "a dog")),

@@ -20,6 +20,8 @@ from forge_data.media._read import name_of, read_image, sha256_of
 
 from .. import pictured
 
+pytestmark = pytest.mark.together
+
 
 def save(path, mode="RGB", orientation=None, **options):
     """A file of noise in a mode, with an orientation of EXIF if given."""

@@ -36,6 +36,8 @@ from forge_data.media._video import read_video
 from ... import films
 from .. import heard, pictured
 
+pytestmark = pytest.mark.together
+
 CODED = base64.b64encode(b"film").decode()
 TEXT, ANSWER = {"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "a cat"}
 PART = {"type": "text", "text": "What is it?"}

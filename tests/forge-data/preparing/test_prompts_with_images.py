@@ -11,6 +11,8 @@ from forge_data import DataError, MediaInputs, PromptStore, TokenizerError, chec
 
 from ..pictured import pixels, png
 
+pytestmark = pytest.mark.together
+
 TEXT = {"type": "text", "text": "what is in the picture?"}
 SYSTEM = {"role": "system", "content": "hello world"}
 

@@ -13,6 +13,8 @@ from forge_data.linting._sample_table import SampleTable
 
 from ..pictured import pixels, png
 
+pytestmark = pytest.mark.together
+
 ANSWER = {"role": "assistant", "content": "a cat"}
 MESSAGES = [{"role": "user", "content": "<image>what is in the picture?"}, ANSWER]
 

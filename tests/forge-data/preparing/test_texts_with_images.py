@@ -5,7 +5,6 @@ import json
 
 import attrs
 import pytest
-from PIL import Image
 from transformers import AutoProcessor
 
 from forge_data import (
@@ -19,6 +18,8 @@ from forge_data import (
 )
 
 from ..pictured import png
+
+pytestmark = pytest.mark.together
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,8 @@ def user(*parts):
 
 def plain(model, folder, messages):
     """Ids and arrays that transformers' processor makes of messages."""
+    from PIL import Image
+
     messages = json.loads(json.dumps(messages))
     for part in (part for message in messages for part in message["content"] if part["type"] == "image"):
         part["image"] = Image.open(folder / part["image"])

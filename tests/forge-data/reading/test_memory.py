@@ -242,6 +242,7 @@ def test_a_table_of_another_library(package, kind, call, chatml_tokenizer, tmp_p
             prepare(given, chatml_tokenizer, tmp_path / "store", progress=False)
 
 
+@pytest.mark.together
 def test_images_in_memory_are_known_by_what_they_show():
     """Rows with decoded images have a hash, of pixels, transparency and orientation, and their size bounds a chunk."""
     pillow = pytest.importorskip("PIL.Image")

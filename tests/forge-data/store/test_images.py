@@ -16,6 +16,8 @@ from forge_data.store._media import arrays_of_media, media_at
 
 from ..pictured import ONE_A_TURN, png
 
+pytestmark = pytest.mark.together
+
 pytest.importorskip("PIL")
 START = "<start_of_image>"
 

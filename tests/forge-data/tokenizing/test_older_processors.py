@@ -9,6 +9,8 @@ from forge_data.tokenizing._encoder import Encoder
 
 from .. import pictured
 
+pytestmark = pytest.mark.together
+
 pytest.importorskip("torch")
 
 

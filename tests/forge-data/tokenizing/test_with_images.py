@@ -13,6 +13,8 @@ from forge_data.tokenizing._encoder import Encoder
 from .. import pictured
 from ..pictured import ONE_A_TURN, TEMPLATE, chat
 
+pytestmark = pytest.mark.together
+
 START = "<start_of_image>"
 
 

@@ -18,6 +18,8 @@ from forge_data.viewing._view import views
 from ..pictured import pixels, png
 from ..viewed import Store, example
 
+pytestmark = pytest.mark.together
+
 
 def pictured(tokenizer, **image):
     """Make a sample whose tokens 4 to 9 stand for an image."""
