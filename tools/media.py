@@ -73,7 +73,7 @@ def one(name: str, kind: str, check: str) -> lane.Result:
 
 def block(found: Found, name: str) -> str:
     """Return a table with where it comes from above it, and what is wrong below."""
-    page, kind, checks = BLOCKS[name]
+    _, kind, checks = BLOCKS[name]
     known = {check: found.get(kind, {}).get(check, {"origin": "", "families": {}}) for check in checks}
     origins: dict[str, list[str]] = {}
     for check, of in known.items():
