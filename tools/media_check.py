@@ -31,7 +31,6 @@ from transformers import AutoModelForMultimodalLM
 from transformers.utils import logging
 
 import forge
-import forge_algos
 import forge_data
 import forge_packing
 from forge_algos import online
@@ -272,18 +271,7 @@ def likeliest(model: Path, data: Path, asked: Sequence[dict[str, torch.Tensor]],
     """
     store = forge_data.prepare_prompts(data, str(model), home / "store", media=True)
     inputs, tuned = forge_data.MediaInputs(model), plain(model).eval()
-    documents = [
-        forge_algos.MediaDocument(each.input_ids, inputs(each), [(medium.start, medium.stop) for medium in each.media])
-        for each in store
-        if each.media
-    ]
-    known = online.SampledMedia(
-        documents=documents[:2],
-        token_ids=inputs.token_ids,
-        joins=inputs.joins,
-        join=inputs.join,
-        join_more=partial(inputs.join, more=True),
-    )
+    known = prompted.sampled_media(inputs, store)
     eos, never = forge_data.load_tokenizer(model).eos_token_id, [*known.token_ids]
     media = [partial(inputs, each) if each.media else None for each in store]
     draw = partial(online.GenerateSampler, tuned, eos_ids=[eos], pad_id=0, media=known)

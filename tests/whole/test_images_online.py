@@ -86,6 +86,22 @@ def asked(data: Path, model: Path) -> list[dict[str, torch.Tensor]]:
     return [pictures.prompt_inputs(model, row["prompt"], data.parent) for row in rows]
 
 
+def sampled_media(inputs: forge_data.MediaInputs, store: forge_data.PromptStore) -> online.SampledMedia:
+    """What a sampler must know of the media of a store's prompts; the first two with some are tried."""
+    documents = [
+        forge_algos.MediaDocument(each.input_ids, inputs(each), [(medium.start, medium.stop) for medium in each.media])
+        for each in store
+        if each.media
+    ]
+    return online.SampledMedia(
+        documents=documents[:2],
+        token_ids=inputs.token_ids,
+        joins=inputs.joins,
+        join=inputs.join,
+        join_more=partial(inputs.join, more=True),
+    )
+
+
 @pytest.fixture(
     scope="module",
     params=["gemma3", "llava", *(pytest.param(name, marks=pytest.mark.lane) for name in ("llava-next", "idefics2")), "mllama"],
@@ -95,18 +111,7 @@ def sampled(request: pytest.FixtureRequest, model: Path, data: Path, tmp_path_fa
     path = model if request.param == "gemma3" else pictures.save(request.param, tmp_path_factory.mktemp("model"))
     store = forge_data.prepare_prompts(data, str(path), tmp_path_factory.mktemp("store"), media=True)
     inputs, plain = forge_data.MediaInputs(path), modalities.plain(path).eval()
-    documents = [
-        forge_algos.MediaDocument(each.input_ids, inputs(each), [(image.start, image.stop) for image in each.media])
-        for each in store
-        if each.media
-    ]
-    known = online.SampledMedia(
-        documents=documents[:2],
-        token_ids=inputs.token_ids,
-        joins=inputs.joins,
-        join=inputs.join,
-        join_more=partial(inputs.join, more=True),
-    )
+    known = sampled_media(inputs, store)
     images = [partial(inputs, each) if each.media else None for each in store]
     return plain, asked(data, path), known, [each.input_ids for each in store], images
 
