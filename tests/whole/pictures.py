@@ -407,3 +407,25 @@ def inputs_of(model: Path, data: Path) -> Any:
         return dict(made)
 
     return inputs
+
+
+def with_adapter(plain: Any, make: Callable[[], Any], folder: Path, task: str) -> Any:
+    """Put a LoRA with drawn weights on a model's language part, to be trained on, and write it into a folder.
+
+    Args:
+        plain: the model.
+        make: makes another one alike.
+        folder: of the adapter.
+        task: PEFT's `task_type`.
+    """
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    torch.manual_seed(3)
+    targets = r".*language_model.*(q_proj|down_proj)"
+    made: Any = get_peft_model(make(), LoraConfig(r=4, target_modules=targets, task_type=task))
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(0.1 * torch.randn_like(parameter))
+    made.save_pretrained(folder)
+    return PeftModel.from_pretrained(plain, folder, is_trainable=True)

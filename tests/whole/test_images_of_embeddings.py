@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn.functional import cross_entropy, normalize
 from transformers import AutoModel, AutoProcessor
 
@@ -135,15 +134,7 @@ def test_losses_are_those_of_plain_transformers(
         data, more = pairs(tmp_path, kind="audio"), {"max_tokens_per_gpu": 384, **more}
     plain = plain_model(model, trained=ALL.keys() <= more.keys())
     if more.get("adapter") == "lora":
-        torch.manual_seed(3)
-        targets = r".*language_model.*(q_proj|down_proj)"
-        made: Any = get_peft_model(plain_model(model), LoraConfig(r=4, target_modules=targets, task_type="FEATURE_EXTRACTION"))
-        with torch.no_grad():
-            for weight, parameter in made.named_parameters():
-                if "lora_" in weight:
-                    parameter.copy_(0.1 * torch.randn_like(parameter))
-        made.save_pretrained(tmp_path / "adapter")
-        plain = PeftModel.from_pretrained(plain, tmp_path / "adapter", is_trainable=True)
+        plain = pictures.with_adapter(plain, lambda: plain_model(model), tmp_path / "adapter", "FEATURE_EXTRACTION")
         more = more | {"adapter_path": str(tmp_path / "adapter")}
     run = forge.embed(**GIVEN | more, model_path=model, data_path=data, ckpt_output_dir=tmp_path / "run")
     train, held_out = forge_data.PromptStore.open(run.output_dir / "data" / "train").split(0.2, seed=42)

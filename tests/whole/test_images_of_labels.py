@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoProcessor
 
@@ -122,15 +122,7 @@ def test_losses_are_those_of_plain_transformers(
         plain.model.language_model.requires_grad_(False)
         plain.model.multi_modal_projector.requires_grad_(True)
     if kind == "adapter":
-        torch.manual_seed(3)
-        targets = r".*language_model.*(q_proj|down_proj)"
-        made: Any = get_peft_model(plain_model(model), LoraConfig(r=4, target_modules=targets, task_type="SEQ_CLS"))
-        with torch.no_grad():
-            for name, parameter in made.named_parameters():
-                if "lora_" in name:
-                    parameter.copy_(0.1 * torch.randn_like(parameter))
-        made.save_pretrained(tmp_path / "adapter")
-        plain = PeftModel.from_pretrained(plain, tmp_path / "adapter", is_trainable=True)
+        plain = pictures.with_adapter(plain, lambda: plain_model(model), tmp_path / "adapter", "SEQ_CLS")
         more = more | {"adapter": "lora", "adapter_path": str(tmp_path / "adapter")}
     run = forge.classify(**given | more, ckpt_output_dir=tmp_path / "run")
     train, held_out = forge_data.PromptStore.open(run.output_dir / "data" / "train").split(0.2, seed=42)

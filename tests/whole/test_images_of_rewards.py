@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForSequenceClassification, AutoProcessor
 
@@ -99,15 +98,7 @@ def test_losses_are_those_of_plain_transformers(
     """Losses, gradient norms and held-out losses, of all weights and of an adapter; transformers loads the export."""
     plain = plain_model(model)
     if adapted:
-        torch.manual_seed(3)
-        config = LoraConfig(r=4, target_modules=r".*language_model.*(q_proj|down_proj)", task_type="SEQ_CLS")
-        made: Any = get_peft_model(plain_model(model), config)
-        with torch.no_grad():
-            for name, parameter in made.named_parameters():
-                if "lora_" in name:
-                    parameter.copy_(0.1 * torch.randn_like(parameter))
-        made.save_pretrained(tmp_path / "adapter")
-        plain = PeftModel.from_pretrained(plain, tmp_path / "adapter", is_trainable=True)
+        plain = pictures.with_adapter(plain, lambda: plain_model(model), tmp_path / "adapter", "SEQ_CLS")
         more = more | {"adapter": "lora", "adapter_path": str(tmp_path / "adapter")}
     run = forge.reward(**given | more, ckpt_output_dir=tmp_path / "run")
     train, held_out = forge_data.TokenStore.open(run.output_dir / "data" / "train").split(0.2, seed=42)
