@@ -2,8 +2,9 @@
 
     python -m tests.whole.made_up_chips LIBRARY MODEL FOLDER CASE...
 
-A case is KIND:VERB, KIND:VERB:ADAPTER, KIND:fake, a step of a model with a billion parameters whose tensors hold no data, or
-KIND:exchange, a parameter that is moved in place.
+A case is KIND:VERB, KIND:VERB:ADAPTER, KIND:VERB:ADAPTER:FAMILY of `pictures` on rows with media, whose tower and projector
+train too where there is no adapter, any of these with settings (`?optimizer=muon`), KIND:fake, a step of a model with
+a billion parameters whose tensors hold no data, or KIND:exchange, a parameter that is moved in place.
 Prints one JSON line a case: the steps on both, whether every tensor of the two exports
 and of the two last full states has the same bits, whether a run that was resumed in its middle is the same too, what of the
 vendor's module was called, and where steps after the first copied a tensor to the chip in such a way that a GPU's host waits.
@@ -15,11 +16,14 @@ import itertools
 import json
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import torch
+import yaml
 from torch.utils._python_dispatch import TorchDispatchMode
 
 FOLDER = Path(__file__).parents[1] / "forge-accel" / "devices" / "chips"
@@ -44,7 +48,9 @@ def main(library: str, model: str, folder: str, *cases: str) -> None:
     for each in (forge_accel.HPUAccelerator, forge_accel.NPUAccelerator):
         each.nodes = (library,)
     for case in cases:
-        kind, verb, adapter = (*case.split(":"), "none")[:3]
+        path, _, more = case.partition("?")
+        parts = path.split(":")
+        kind, verb, adapter, family = *parts, *("none", "")[len(parts) - 2 :]
         sys.path.append(str(FOLDER / "libraries" / kind))
         chips = stand_ins.use_chips(loaded, kind)
         if verb == "fake":
@@ -53,12 +59,17 @@ def main(library: str, model: str, folder: str, *cases: str) -> None:
         if verb == "exchange":
             print(json.dumps({"case": case, **exchanged(kind)}), flush=True)
             continue
-        where = Path(folder) / case.replace(":", "_")
+        where = Path(folder) / case.replace(":", "_").replace("?", "_")
         where.mkdir()
-        given = {**settings_of(verb, Path(model), where), "keep_full_state": True, "dtype": "float32"}
+        own = media_settings(verb, family, where) if family else settings_of(verb, Path(model), where)
+        given = {**own, "keep_full_state": True, "dtype": "float32"}
         if adapter != "none":  # a verb such as osft has one of its own
             given["adapter"] = adapter
+        elif family:
+            tower = "audio" if family == "qwen2-audio" else "vision"
+            given |= {f"freeze_{tower}_tower": False, "freeze_multi_modal_projector": False}
         given |= {"full_state_every_steps": 2, "keep_last_n": 2}
+        given |= {name: yaml.safe_load(value) for name, value in parse_qsl(more)}
         sys.path.append(str(where))  # its rewards
         chip = forge_accel.accelerator(kind)
         # The CPU's own fused AdamW adds in another order than the unfused one that some chips take.
@@ -91,6 +102,40 @@ def main(library: str, model: str, folder: str, *cases: str) -> None:
             ),
             flush=True,
         )
+
+
+def media_settings(verb: str, family: str, folder: Path) -> dict[str, Any]:
+    """Make a tiny model of a family and rows with its media, and return settings of a short run."""
+    from transformers import AutoModelForMultimodalLM, AutoModelForSequenceClassification
+
+    from . import pictures
+    from .conftest import write_rows
+    from .verbs import KINDS, SHORT, VERBS
+
+    labelled = verb in {"classify", "reward"}
+    auto = AutoModelForSequenceClassification if labelled else AutoModelForMultimodalLM
+    labels = {"num_labels": 1 if verb == "reward" else 2} if labelled else {}
+    model = pictures.save(family, folder / "model", auto, **labels)
+    medium = {"qwen2-audio": "audio", "qwen3-vl": "video"}.get(family, "image")
+    chats = [pictures.conversation(folder, each, (each + 1) % 3, medium) for each in range(24)]
+    made: dict[str, Callable[[], Path]] = {
+        "pairs": partial(pictures.pairs, folder, kind=medium),
+        "answers": partial(pictures.rated, folder, kind=medium),
+        "prompts": partial(pictures.prompts, folder, kind=medium),
+    }
+    kind = KINDS[verb]
+    if kind == "labelled":
+        chats = [row | {"label": f"LABEL_{each % 2}"} for each, row in enumerate(chats)]
+    elif kind == "texts":
+        chats = [{"query": row["messages"][:1], "positive": f"number {each} is red"} for each, row in enumerate(chats)]
+    data = made[kind]() if kind in made else write_rows(folder / "media.jsonl", chats)
+    (folder / "forge_test_rewards.py").write_text(
+        "def short(prompts, completions, **_):\n    return [-len(one[-1]['content']) / 10 for one in completions]\n"
+    )
+    given: dict[str, Any] = {"model_path": str(model), "data_path": str(data), **SHORT, **VERBS[verb]}
+    if verb == "distill":
+        given["teacher_path"] = str(pictures.save(family, folder / "larger", seed=21))
+    return given
 
 
 class Copies(TorchDispatchMode):

@@ -386,6 +386,11 @@ void register_operations(torch::Library& library) {
   library.impl("set_.source_Storage_storage_offset", torch::CppFunction::makeFromBoxedFunction<&set_storage>());
   library.impl("set_.source_Storage", torch::CppFunction::makeFromBoxedFunction<&set_whole_storage>());
   library.impl("set_.source_Tensor", torch::CppFunction::makeFromBoxedFunction<&set_tensor>());
+  // For convolutions torch asks a vendor's own functions, whose names are of no operation of the CPU; layer norms of other devices
+  // are a formula.
+  for (const auto* name : {"convolution", "convolution_backward", "native_layer_norm"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+  }
   // Where the CPU has a kernel and other devices are given a formula of several operations, take the CPU's kernel: the formula
   // rounds otherwise (silu_backward).
   auto& dispatcher = c10::Dispatcher::singleton();

@@ -124,7 +124,7 @@ def media_row_inputs(
         if packed and any(not is_of_tokens(name, array, len(ids)) for name, array in documents[0].items()):
             positions = _positions(model, own_ids, [len(ids)], documents)
             # Some models (Qwen-Omni) count images in two dimensions only where they are given a mask.
-            inputs |= {} if positions is None else {"position_ids": positions[1:].to(ids.device)}
+            inputs |= {} if positions is None else {"position_ids": positions[1:].to(ids.device, non_blocking=True)}
         return inputs | {name: _on(ids.device, array, dtype) for name, array in documents[0].items()}
     way = _packed.get(causal_model(model))
     if way is None:
@@ -141,7 +141,7 @@ def media_row_inputs(
     positions = _positions(model, own_ids, lengths, documents)
     inputs = dict(packed) if way == "bounds" else {name: packed[name] for name in ("input_ids", "position_ids", "use_cache")}
     if positions is not None:
-        inputs["position_ids"] = positions.to(ids.device)
+        inputs["position_ids"] = positions.to(ids.device, non_blocking=True)
     return inputs | arrays
 
 

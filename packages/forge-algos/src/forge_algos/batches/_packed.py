@@ -145,7 +145,7 @@ def packed_inputs(ids: torch.Tensor, positions: torch.Tensor, boundaries: torch.
         boundaries: int[B+1], where documents begin, and T.
         longest: tokens of the longest document.
     """
-    boundaries = boundaries.to(ids.device, torch.int32)
+    boundaries = boundaries.to(ids.device, torch.int32, non_blocking=True)
     return {
         "input_ids": ids[None],
         "position_ids": positions[None],

@@ -70,7 +70,7 @@ def contrastive(
         raise LossError(f"excluded: booleans of the shape {[B, N]} are wanted, not {_check.described(excluded)}")
     dtype = torch.promote_types(wide(queries_BD.dtype), wide(candidates_ND.dtype))
     queries, candidates = (normalize(given.to(dtype), dim=1) for given in (queries_BD, candidates_ND))
-    positives = positives.to(device=queries.device, dtype=torch.int64)
+    positives = positives.to(device=queries.device, dtype=torch.int64, non_blocking=True)
     # Autocast would take the cosines in 16 bits, which the temperature then multiplies.
     with torch.autocast(queries.device.type, enabled=False):
         scores_BN = queries @ candidates.T / temperature
