@@ -22,6 +22,8 @@ from .sampling_stub import served
 from .test_settings_take_effect import once, traces
 from .verbs import VERBS, settings_of, teacher
 
+pytestmark = pytest.mark.usefixtures("unchecked_exports")
+
 MOVING = {"reference": "moving", "learning_rate": 1e-1, "max_steps": 3}
 ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 99.0, "max_steps": 3, "learning_rate": 1e-2}
 AT_ONCE = {"num_iterations": 1, "max_steps": 3}
