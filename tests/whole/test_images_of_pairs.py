@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+# Exports with images are compared in test_images.py, those of each verb in test_verbs.py.
+pytestmark = pytest.mark.usefixtures("unchecked_exports")
+
 GIVEN: dict[str, Any] = {name: value for name, value in SETTINGS.items() if name != "moe_aux_loss"} | {
     "effective_batch_size": 6,
     "max_tokens_per_gpu": 160,

@@ -30,6 +30,9 @@ from .starts import metrics, untimed, weights
 from .three_steps import SETTINGS, figures
 from .verbs import run_verb, run_verb_killed
 
+# Exports with images are compared in test_images.py, those of each verb in test_verbs.py.
+pytestmark = pytest.mark.usefixtures("unchecked_exports")
+
 REWARDS = '''
 SEEN = []
 

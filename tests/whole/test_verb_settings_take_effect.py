@@ -206,7 +206,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
 PAIRS = [(verb, name) for verb, cases in CASES.items() for name in cases]
 REPEATED = [
     *(("rloo", name) for name in ("on_equal_rewards", "max_resamples", "min_group_reward", "max_group_reward")),
-    *(("kto", name) for name in ("reference", "reference_path")),
+    *(("kto", name) for name in ("reference", "reference_path", "reference_sync_steps", "reference_mixup")),
     *((verb, "normalize") for verb in ("orpo", "simpo", "kto")),
 ]
 """What a verb has from the same group or code as another, where CI tries it: grpo, dpo, and dpo and reward."""
