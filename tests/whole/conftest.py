@@ -109,6 +109,15 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def unchecked_exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs write their exports and do not read them back: a seventh of a tiny run, for tests that look at what it left."""
+    import forge_dist
+
+    found = forge_dist.ExportCheck(in_memory=1.0, reloaded=1.0, difference=0.0, tolerance=1.0, loss_tokens=1, tensors=1)
+    monkeypatch.setattr(forge_dist, "check_export", lambda *_, **__: found)
+
+
+@pytest.fixture
 def hanging(tmp_path: Path) -> Any:
     """`(variables, mark)`: of `variables(rank, step, how)` that rank stands still (`hang.py`); `mark` is there once it does."""
     site, mark = tmp_path / "site", tmp_path / "hangs"

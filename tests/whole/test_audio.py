@@ -39,7 +39,7 @@ from . import (
 from .conftest import conversations, write_rows
 from .starts import metrics, weights
 from .test_trained_parts import part_of, plain_steps, same_weights
-from .three_steps import SETTINGS, figures, oracle, samples
+from .three_steps import SETTINGS, assert_as_plain, figures, oracle, samples
 from .verbs import run_verb
 
 soundfile = pytest.importorskip("soundfile", reason="soundfile is not installed here: forge-data[audio]")
@@ -76,16 +76,7 @@ def whole(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def test_sft(whole: Path, model: Path, data: Path) -> None:
     """Losses and gradients are plain transformers' with its processor; the tower is exported as read."""
-    expected = oracle(whole, modalities.plain(model), inputs=pictures.inputs_of(model, data))
-    assert figures(whole) == pytest.approx([step.loss for step in expected], rel=1e-5)
-    assert figures(whole, "grad_norm") == pytest.approx([step.grad_norm for step in expected], rel=1e-4)
-    plan = forge_packing.BatchPlan.load(whole / "plan" / "plan.npz")
-    assert max(len(row) for row in plan.micro_batches(0, 0)) > 1
-    (export,) = (whole / "hf_format").glob("samples_*")
-    stored, written = load_file(model / "model.safetensors"), load_file(export / "model.safetensors")
-    beside = [name for name in stored if "language_model" not in name and "lm_head" not in name]
-    assert any("audio_tower" in name for name in beside)
-    assert all(torch.equal(stored[name], written[name]) for name in beside)
+    assert_as_plain(whole, model, modalities.plain(model), pictures.inputs_of(model, data), "audio_tower")
 
 
 ALL: dict[str, Any] = {"freeze_audio_tower": False, "freeze_multi_modal_projector": False}

@@ -188,12 +188,26 @@ def test_what_does_not_fit_says_what_to_set(given: dict[str, Any], tmp_path: Pat
         assert f"\n  {setting}" in found
 
 
+@pytest.fixture
+def tokens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what may lower a plan only micro-batches and long rows are tried: each other setting is one more rehearsal."""
+    monkeypatch.setattr(_changes, "_changes", lambda _: [])
+
+
+@pytest.fixture
+def with_an_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of other settings that may lower a plan only the adapter is tried."""
+    every = _changes._changes
+    monkeypatch.setattr(_changes, "_changes", lambda planned: [each for each in every(planned) if "adapter" in each[0]])
+
+
 def mib(text: str, pattern: str) -> list[float]:
     """Numbers of MiB in a text, one for each place that matches."""
     return [float(number) for number in re.findall(pattern + r" +([\d.]+) MiB", text)]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("with_an_adapter")
 @pytest.mark.parametrize("steps", ["1", "2"])
 def test_a_plan_left_open_is_that_with_the_same_tokens(
     steps: str, given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -243,7 +257,7 @@ def test_whether_it_fits_is_a_field(given: dict[str, Any], tmp_path: Path, capsy
 
 @pytest.fixture(scope="module")
 def deep_model(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of ten layers."""
+    """A model of ten layers, the fewest of which a few are rehearsed."""
     path = shutil.copytree(model_dir, tmp_path_factory.mktemp("deep") / "model")
     config = AutoConfig.from_pretrained(model_dir, num_hidden_layers=10)
     AutoModelForCausalLM.from_config(config).save_pretrained(path)
@@ -289,11 +303,9 @@ def test_what_takes_less_is_what_a_run_with_it_takes(
 
 
 @pytest.mark.slow
-def test_the_most_tokens_that_fit_are_offered(
-    large: dict[str, Any], rehearsed: list[int | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("tokens_alone")
+def test_the_most_tokens_that_fit_are_offered(large: dict[str, Any], rehearsed: list[int | None]) -> None:
     """A plain number between the longest sample and what was asked for, where a little more does not fit; else the least."""
-    monkeypatch.setattr(_changes, "_changes", lambda _: [])
     lacks = forge.dry_run(forge.sft, **large, max_tokens_per_gpu=1024, machine="0.501GB")
     (least,) = lacks.suggestions
     assert (least["settings"], least["fits"]) == ({"max_tokens_per_gpu": 64}, False)
@@ -312,6 +324,7 @@ def test_the_most_tokens_that_fit_are_offered(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tokens_alone")
 @pytest.mark.parametrize("more", [{}, {"max_tokens_per_gpu": 4096}])
 def test_one_huge_row_is_named_with_the_limit_that_leaves_it_out(
     more: dict[str, Any], given: dict[str, Any], tmp_path: Path
@@ -345,6 +358,7 @@ def chosen_for(machine: str, settings: dict[str, Any], path: Path) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tokens_alone")
 def test_a_micro_batch_left_open_is_the_largest_that_fits(
     roomy: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -403,6 +417,7 @@ def test_what_is_recomputed_follows_from_the_memory(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tokens_alone")
 def test_the_longest_sample_is_the_least_that_is_chosen(roomy: dict[str, Any], tmp_path: Path) -> None:
     """Where nothing fits, the micro-batch holds the longest sample, and the dry run says that it does not fit."""
     said = forge.dry_run(forge.sft, **roomy, ckpt_output_dir=tmp_path / "run", machine="0.5005GB")
@@ -410,6 +425,7 @@ def test_the_longest_sample_is_the_least_that_is_chosen(roomy: dict[str, Any], t
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tokens_alone")
 @pytest.mark.parametrize("more", [{}, {"max_tokens_per_gpu": 90}])
 def test_fewer_tokens_hold_virtual_tokens_too(
     more: dict[str, Any], model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

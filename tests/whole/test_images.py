@@ -15,6 +15,7 @@ from transformers.image_utils import load_image
 import forge
 import forge_algos
 import forge_data
+import forge_dist
 import forge_packing
 from forge.backends._trl_run import _pad_ids
 from forge.memory import _forecast
@@ -153,9 +154,30 @@ def test_the_memory_plan_of_another_attention(data: Path, tmp_path: Path, monkey
 
 
 @pytest.fixture(scope="module")
-def plain(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def loads() -> list[str | None]:
+    """The attention with which each model of `plain` was loaded."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def plain(given: dict[str, Any], loads: list[str | None], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run without held-out rows."""
-    return forge.sft(**given, ckpt_output_dir=tmp_path_factory.mktemp("plain") / "run").output_dir
+    load = forge_dist.Strategy.load
+
+    def counted(self: forge_dist.Strategy, path: Any, **how: Any) -> Any:
+        loads.append(how["attention"])
+        return load(self, path, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forge_dist.Strategy, "load", counted)
+        return forge.sft(**given, ckpt_output_dir=tmp_path_factory.mktemp("plain") / "run").output_dir
+
+
+def test_another_attention_takes_no_other_copy(plain: Path, loads: list[str | None]) -> None:
+    """The first choice is causal within an image: the model that is loaded takes the next. What is read again is its export."""
+    assert loads == ["documents", None]
+    log = (plain / "log.txt").read_text()
+    assert "attention: sdpa: the first choice does not fit this model (Gemma3ForConditionalGeneration with attention" in log
 
 
 def test_the_base_computes_images(given: dict[str, Any], tmp_path: Path) -> None:

@@ -27,6 +27,9 @@ from .verbs import run_verb
 if TYPE_CHECKING:
     from pathlib import Path
 
+# Exports with images are compared in test_images.py, those of each verb in test_verbs.py.
+pytestmark = pytest.mark.usefixtures("unchecked_exports")
+
 TURNS = 3
 GAME = '''
 import os

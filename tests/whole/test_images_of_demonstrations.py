@@ -23,6 +23,9 @@ from .verbs import run_verb
 if TYPE_CHECKING:
     from pathlib import Path
 
+# Exports with images are compared in test_images.py, those of each verb in test_verbs.py.
+pytestmark = pytest.mark.usefixtures("unchecked_exports")
+
 GIVEN: dict[str, Any] = {
     "dtype": "float32",
     "effective_batch_size": 4,

@@ -23,6 +23,9 @@ from .verbs import assert_two_ranks_as_one
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# Exports with images are compared in test_images.py, those of each verb in test_verbs.py.
+pytestmark = pytest.mark.usefixtures("unchecked_exports")
+
 GIVEN: dict[str, Any] = {name: value for name, value in SETTINGS.items() if name != "moe_aux_loss"} | {
     "effective_batch_size": 6,
     "max_tokens_per_gpu": 160,

@@ -30,6 +30,9 @@ from .starts import metrics, untimed, weights
 from .three_steps import SETTINGS, figures
 from .verbs import run_verb, run_verb_killed
 
+# Exports with images are compared in test_images.py, those of each verb in test_verbs.py.
+pytestmark = pytest.mark.usefixtures("unchecked_exports")
+
 REWARDS = '''
 SEEN = []
 
@@ -263,14 +266,15 @@ def test_rewards_are_given_images(given: dict[str, Any], data: Path, tmp_path: P
     ("verb", "more"),
     [
         ("ppo", {"adapter": "lora", "lora_r": 4}),
-        pytest.param("rloo", {"max_steps": 4}, marks=pytest.mark.slow),
-        pytest.param("grpo", {"adapter": "lora", "lora_r": 4, "max_steps": 4}, marks=pytest.mark.slow),
+        pytest.param("rloo", {"max_steps": 4}, marks=pytest.mark.lane),
+        pytest.param("grpo", {"adapter": "lora", "lora_r": 4, "max_steps": 4}, marks=pytest.mark.lane),
+        # Two models and two rollouts; what the verbs share beside media is tried with texts, in test_online.py.
         pytest.param(
             "grpo",
-            {"reference": "moving", "reference_sync_steps": 1, "reference_mixup": 0.5, "max_steps": 4},
+            {"reference": "moving", "reference_sync_steps": 1, "reference_mixup": 0.5, "max_steps": 3},
             marks=pytest.mark.slow,
         ),
-        pytest.param("grpo", {"loss_type": "gspo", "updates_per_pass": 2, "num_iterations": 1}, marks=pytest.mark.slow),
+        pytest.param("grpo", {"loss_type": "gspo", "updates_per_pass": 2, "num_iterations": 1}, marks=pytest.mark.lane),
     ],
 )
 def test_any_micro_batches(verb: str, more: dict[str, Any], given: dict[str, Any], tmp_path: Path) -> None:

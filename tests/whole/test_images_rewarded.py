@@ -20,6 +20,9 @@ from .test_images_online import GIVEN, OWN
 if TYPE_CHECKING:
     from pathlib import Path
 
+# Exports with images are compared in test_images.py, those of each verb in test_verbs.py.
+pytestmark = pytest.mark.usefixtures("unchecked_exports")
+
 JUDGED: dict[str, Any] = {name: value for name, value in GIVEN.items() if name != "reward"} | OWN["grpo"] | {"max_steps": 1}
 
 

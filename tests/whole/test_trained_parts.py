@@ -307,9 +307,9 @@ def test_which_layers_an_adapter_has(given: dict[str, Any], plain: Any, tmp_path
 
 @pytest.fixture(scope="module")
 def pairs(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Settings of a run on 24 pairs."""
+    """Settings of a run on 12 pairs."""
     settings = {name: value for name, value in GIVEN.items() if name != "moe_aux_loss"}
-    data = pictures.pairs(tmp_path_factory.mktemp("pairs"))
+    data = pictures.pairs(tmp_path_factory.mktemp("pairs"), 12)
     return settings | {"model_path": str(models["gemma3"]), "data_path": str(data), "max_tokens_per_gpu": 160}
 
 

@@ -22,6 +22,8 @@ from .sampling_stub import served
 from .test_settings_take_effect import once, traces
 from .verbs import VERBS, settings_of, teacher
 
+pytestmark = pytest.mark.usefixtures("unchecked_exports")
+
 MOVING = {"reference": "moving", "learning_rate": 1e-1, "max_steps": 3}
 ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 99.0, "max_steps": 3, "learning_rate": 1e-2}
 AT_ONCE = {"num_iterations": 1, "max_steps": 3}
@@ -204,7 +206,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
 PAIRS = [(verb, name) for verb, cases in CASES.items() for name in cases]
 REPEATED = [
     *(("rloo", name) for name in ("on_equal_rewards", "max_resamples", "min_group_reward", "max_group_reward")),
-    *(("kto", name) for name in ("reference", "reference_path")),
+    *(("kto", name) for name in ("reference", "reference_path", "reference_sync_steps", "reference_mixup")),
     *((verb, "normalize") for verb in ("orpo", "simpo", "kto")),
 ]
 """What a verb has from the same group or code as another, where CI tries it: grpo, dpo, and dpo and reward."""

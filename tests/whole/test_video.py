@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 import forge
@@ -26,7 +25,7 @@ from .. import films
 from . import modalities, pictures, test_images_online
 from .conftest import write_rows
 from .starts import weights
-from .three_steps import SETTINGS, figures, oracle
+from .three_steps import SETTINGS, assert_as_plain, figures
 
 GIVEN: dict[str, Any] = {**SETTINGS, "effective_batch_size": 6, "max_tokens_per_gpu": 400}
 
@@ -65,16 +64,7 @@ def whole(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def test_sft(whole: Path, model: Path, data: Path) -> None:
     """Losses and gradients are plain transformers' with its processor, packed; the tower is exported as read."""
-    expected = oracle(whole, modalities.plain(model), inputs=pictures.inputs_of(model, data))
-    assert figures(whole) == pytest.approx([step.loss for step in expected], rel=1e-5)
-    assert figures(whole, "grad_norm") == pytest.approx([step.grad_norm for step in expected], rel=1e-4)
-    plan = forge_packing.BatchPlan.load(whole / "plan" / "plan.npz")
-    assert max(len(row) for row in plan.micro_batches(0, 0)) > 1
-    (export,) = (whole / "hf_format").glob("samples_*")
-    stored, written = load_file(model / "model.safetensors"), load_file(export / "model.safetensors")
-    beside = [name for name in stored if "visual" in name]
-    assert beside
-    assert all(torch.equal(stored[name], written[name]) for name in beside)
+    export = assert_as_plain(whole, model, modalities.plain(model), pictures.inputs_of(model, data), "visual")
     assert (export / "processor_config.json").read_bytes() == (model / "processor_config.json").read_bytes()
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+import torch
+from safetensors.torch import load_file
+
 import forge_data
 import forge_packing
 
@@ -15,7 +19,6 @@ from .starts import metrics
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import torch
     from torch import nn
 
     Inputs = Callable[[forge_data.TokenStore, int], Mapping[str, torch.Tensor]]
@@ -66,3 +69,18 @@ def oracle(run: Path, plain: nn.Module, *, held_out: float = 0.0, inputs: Inputs
     batches = [samples(store, plan.samples(step).tolist(), inputs) for step in range(plan.num_steps)]
     recipe = reference.Recipe(1e-3, 3, lr_scheduler="constant", max_grad_norm=0.5)
     return reference.train(plain, batches, recipe, lambda _name, _parameter: False)
+
+
+def assert_as_plain(run: Path, model: Path, plain: nn.Module, inputs: Inputs, tower: str) -> Path:
+    """A packed run's losses and gradients are a plain model's, what is beside the language is as read; returns the export."""
+    expected = oracle(run, plain, inputs=inputs)
+    assert figures(run) == pytest.approx([step.loss for step in expected], rel=1e-5)
+    assert figures(run, "grad_norm") == pytest.approx([step.grad_norm for step in expected], rel=1e-4)
+    plan = forge_packing.BatchPlan.load(run / "plan" / "plan.npz")
+    assert max(len(row) for row in plan.micro_batches(0, 0)) > 1
+    (export,) = (run / "hf_format").glob("samples_*")
+    stored, written = load_file(model / "model.safetensors"), load_file(export / "model.safetensors")
+    beside = [name for name in stored if "language_model" not in name and "lm_head" not in name]
+    assert any(tower in name for name in beside)
+    assert all(torch.equal(stored[name], written[name]) for name in beside)
+    return export

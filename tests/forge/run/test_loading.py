@@ -58,4 +58,4 @@ def test_a_plan_that_does_not_compute_is_the_divisions(
     s = SimpleNamespace(strategy=SimpleNamespace(tp_size=tp_size, cp_size=1), packing=SimpleNamespace(packing="auto"))
     given: Any = (None, s, "model", None, None, None, 1, ())
     with pytest.raises(kind, match=message):
-        _loading._load_in_some_way(*given)
+        _loading._load_in_some_way(_loading._Asked(*given))

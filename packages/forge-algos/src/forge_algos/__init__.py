@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         pack_media as pack_media,
         require_image_attention as require_image_attention,
         require_media as require_media,
+        set_attention as set_attention,
         unreached_by_media as unreached_by_media,
     )
     from forge_algos.isolation._alone import (
@@ -157,7 +158,7 @@ _PUBLIC = {
     "heads._chunks": "score_rows_at_once",
     "isolation._alone": "keep_documents_apart places_alone",
     "isolation._guard": "PackedGuard guard_packed",
-    "heads._media": "MediaDocument pack_media require_image_attention require_media unreached_by_media",
+    "heads._media": "MediaDocument pack_media require_image_attention require_media set_attention unreached_by_media",
     "isolation._layers": "layers_apart",
     "isolation._prompt_sharing": "shares_prompts",
     "losses": "LossTerms nll",

@@ -17,15 +17,6 @@ class Rule(NamedTuple):
     """What to do, unless the finding is more precise."""
 
 
-MEDIA_RULES = (
-    "lossy_image",
-    "lossy_video",
-    "lossy_audio",
-    "image_mark_in_text",
-    "video_mark_in_text",
-    "audio_mark_in_text",
-)
-"""Rules on rows with media, where `media` is set."""
 SET_RULES = ("duplicate_row", "extreme_length", "label_fraction", "lost_to_length", "too_many_bad_rows", "train_eval_overlap")
 """Rules that need more than one row."""
 

@@ -20,6 +20,19 @@ from forge.tasks._parts import loaded_parts
 from forge.tasks._task import Task
 
 
+class _Asked(NamedTuple):
+    """What a model is loaded for."""
+
+    task: Task
+    s: Any
+    path: str
+    machine: forge_accel.Accelerator
+    dtype: forge_accel.Choice[Any]
+    strategy: forge_dist.Strategy
+    longest: int
+    media: Sequence[forge_algos.MediaDocument]
+
+
 class _Way(NamedTuple):
     """A way to run the model: its attention, and whether rows are packed."""
 
@@ -52,9 +65,9 @@ def load_with_attention(
 
     """
     strategy.media = strategy.media or bool(media)
-    load = partial(_load_in_some_way, task, s, path, machine, dtype, strategy, longest, media)
+    asked = _Asked(task, s, path, machine, dtype, strategy, longest, media)
     try:
-        found = load()
+        found = _load_in_some_way(asked)
     except forge_algos.ForgeAlgosError as error:
         if strategy.autocasts:
             raise
@@ -62,39 +75,37 @@ def load_with_attention(
         # Some architectures multiply by numbers that stay float32 (XGLM, GPT, MiniMax), which weights gathered in 16 bits
         # cannot.
         strategy.autocasts = True
-        found = load()
+        found = _load_in_some_way(asked)
     if like is not None:
         forge_algos.pack_media_like(found[1], like)
     return found
 
 
-def _load_in_some_way(
-    task: Task,
-    s: Any,
-    path: str,
-    machine: forge_accel.Accelerator,
-    dtype: forge_accel.Choice[Any],
-    strategy: forge_dist.Strategy,
-    longest: int,
-    media: Sequence[forge_algos.MediaDocument],
-) -> tuple[Any, Any, tuple[str, str]]:
+def _load_in_some_way(asked: _Asked) -> tuple[Any, Any, tuple[str, str]]:
     """Load the model in the first way that keeps its samples apart, with autocast or without."""
+    s = asked.s
     refusals: list[Exception] = []
-    for way in _ways(s, machine, dtype, media=bool(media)):
+    model: Any = None
+    for way in _ways(s, asked.machine, asked.dtype, media=bool(asked.media)):
         try:
-            model, packed, why = _loaded(task, s, path, machine, dtype, way, strategy, longest, media)
+            model = _loaded(asked, way, model)
+            packed, why, refusal = _probed(asked, way, model)
         except Exception as error:
             refused = getattr(error, "exit_status", None) == forge_algos.ForgeAlgosError.exit_status
             # Whatever comes later, the first refusal is the answer to what was asked for.
             if not refused and not refusals:
                 raise
+            model = None
             refusals.append(_without_frames(error))
+            continue
+        if refusal is not None:
+            refusals.append(refusal)
             continue
         name, reason = way.attention.value.name, way.attention.reason
         if refusals:
-            refusal = _without_remedy(refusals[0])
-            reason = f"{name}: the first choice does not fit this model ({refusal})"
-            why = why if packed else f"{refusal}; {why}"
+            said = _without_remedy(refusals[0])
+            reason = f"{name}: the first choice does not fit this model ({said})"
+            why = why if packed else f"{said}; {why}"
         if s.device.attention == "auto":
             s = s.resolved("attention", name, reason)
         if s.packing.packing == "auto":
@@ -231,38 +242,46 @@ def _ways(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[An
     ]
 
 
-def _loaded(
-    task: Task,
-    s: Any,
-    path: str,
-    machine: forge_accel.Accelerator,
-    dtype: forge_accel.Choice[Any],
-    way: _Way,
-    strategy: forge_dist.Strategy,
-    longest: int,
-    media: Sequence[forge_algos.MediaDocument],
-) -> tuple[Any, bool, str]:
-    """Load the model in one way, and check that it supports the objective."""
-    model = strategy.load(
-        path,
+def _loaded(asked: _Asked, way: _Way, model: Any) -> Any:
+    """Load the model with the attention of a way.
+
+    A `model` that is loaded already, with an attention that does not compute its media, takes another of transformers'.
+    """
+    s, machine, dtype = asked.s, asked.machine, asked.dtype
+    if model is not None and way.attention.value.function is None:
+        forge_algos.set_attention(model, way.attention.value.name)
+        return model
+    model = asked.strategy.load(
+        asked.path,
         # Trained weights have a dtype of their own, whatever that of the computation; a frozen base needs only the latter.
         dtype=trained_dtype(s) if s.adapter.adapter in ("none", "osft") else dtype.value,
         attention=way.attention.value.name,
         attention_function=way.attention.value.function,
-        task=task.model_task(s),
-        other_dtype=_dtype_beside(dtype) if media else None,
+        task=asked.task.model_task(s),
+        other_dtype=_dtype_beside(dtype) if asked.media else None,
         trained=loaded_parts(s),
         **quantized(s, machine, dtype.value),
     )
     forge_algos.score_rows_at_once(model, machine.head_rows)
+    return model
+
+
+def _probed(asked: _Asked, way: _Way, model: Any) -> tuple[bool, str, Exception | None]:
+    """Have a loaded model keep samples apart, and check that it supports media and objective.
+
+    Returns whether samples share rows, the reason, and why the attention does not compute media, by which another may be tried.
+    """
+    _, s, path, machine, dtype, strategy, longest, media = asked
     # Probed now, while a refusal still leaves nothing behind: does this model keep packed samples apart?
     with strategy.computing(model):
         packed, why = keep_apart(model, machine, dtype, strategy, way.packing, longest)
-        _check_media(model, path, way, machine, dtype, strategy, media)
-        with computing(machine, dtype, strategy)():
-            task.probe_objective(s).bind(model, device=machine.device.value)
-    strategy.settle(model)
-    return model, packed, why
+        refusal = _check_media(model, path, way, machine, dtype, strategy, media)
+        if refusal is None:
+            with computing(machine, dtype, strategy)():
+                asked.task.probe_objective(s).bind(model, device=machine.device.value)
+    if refusal is None:
+        strategy.settle(model)
+    return packed, why, refusal
 
 
 def _check_media(
@@ -273,14 +292,14 @@ def _check_media(
     dtype: forge_accel.Choice[Any],
     strategy: forge_dist.Strategy,
     media: Sequence[forge_algos.MediaDocument],
-) -> None:
-    """Try a model, and an attention of our own, on a document of each kind of media.
+) -> forge_algos.PackedBatchError | None:
+    """Try a model on a document of each kind of media; return why an attention of our own does not compute them.
 
     Raises:
-        forge_algos.PackedBatchError: it does not see them, or not with this attention.
+        forge_algos.PackedBatchError: it does not see them.
     """
     if not media:
-        return
+        return None
     where: dict[str, Any] = {"device": machine.device.value, "autocast": computing(machine, dtype, strategy)}
     try:
         # One of each kind of arrays: GLM-4V takes images, and videos, and not both at once.
@@ -289,7 +308,13 @@ def _check_media(
     except forge_algos.PackedBatchError as error:
         raise forge_algos.PackedBatchError(f"{path} cannot be given the rows' media: {error}") from error
     if way.attention.value.function is not None:
-        forge_algos.require_image_attention(model, media[0], **where)
+        try:
+            forge_algos.require_image_attention(model, media[0], **where)
+        except forge_algos.PackedBatchError as error:
+            if error.__cause__ is not None:  # a forward that ended half-way: what a divided model holds by now is not known
+                raise
+            return error.with_traceback(None)  # whose frames hold the model
+    return None
 
 
 def _take_media(
@@ -425,7 +450,9 @@ def load_frozen(
             forge_algos.score_rows_at_once(model, machine.head_rows)
             with strategy.computing(model):
                 keep_apart(model, machine, dtype, strategy, way.packing, longest)
-                _check_media(model, path, way, machine, dtype, strategy, media)
+                refusal = _check_media(model, path, way, machine, dtype, strategy, media)
+            if refusal is not None:
+                raise refusal
         except (forge_algos.PackedBatchError, forge_dist.ModelError) as error:
             refusals.append(_without_frames(error))
         else:
