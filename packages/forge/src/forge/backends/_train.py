@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import forge
 from forge._dry_run import DryRun
 from forge._errors import SettingsError
 from forge.backends._names import get
@@ -89,13 +90,11 @@ def dry_run(
 
 def _task_of(verb: Any) -> Task:
     """Return the task of a training verb, given as the function or by name. Raises SettingsError."""
-    from forge.verbs._registry import VERBS, task_of
-
-    if isinstance(verb, str) and verb in VERBS:
-        return task_of(verb)
-    task = getattr(verb, "task", None)
+    found = getattr(forge, verb, None) if isinstance(verb, str) else verb
+    task = getattr(found, "task", None)
     if task is None:
+        names = " ".join(names for module, names in forge._PUBLIC.items() if module.startswith("verbs."))
         raise SettingsError(
-            f"dry_run takes a training verb first, such as forge.sft or 'sft', not {verb!r}. Verbs: {', '.join(VERBS)}."
+            f"dry_run takes a training verb first, such as forge.sft or 'sft', not {verb!r}. Verbs: {', '.join(names.split())}."
         )
     return task

@@ -41,7 +41,7 @@ def convert(file: str | Path, *, output: str | Path | None = None, verb: str | N
         raise RecipeError(f"{file}: cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise RecipeError(f"{error}.") from error
-    values = read_foreign(text, str(file))
+    values = _with_files(read_foreign(text, str(file)), file.parent)
     library = library_of(values, str(file))
     found = convert_values(values, library, _fields, _checked(verb))
     task = task_of(found.verb)
@@ -114,6 +114,20 @@ def config_app() -> cyclopts.App:
     app.command(command_of(validate, "forge config validate recipe.yaml", positional=2), name="validate")
     app.command(command_of(schema, "forge config schema sft > sft.schema.json"), name="schema")
     return app
+
+
+def _with_files(values: dict[str, Any], beside: Path) -> dict[str, Any]:
+    """Return a configuration with what the files of DeepSpeed and FSDP that it names hold, as far as they are there."""
+    found = dict(values)
+    for key in ("deepspeed", "fsdp_config"):
+        for place in (beside, Path()) if isinstance(values.get(key), str) else ():
+            if (named := place / values[key]).is_file():
+                try:
+                    found[key] = read_foreign(read_text(named), str(named))  # JSON is YAML
+                except (OSError, ValueError) as error:
+                    raise RecipeError(f"{key}: {error}") from error
+                break
+    return found
 
 
 def _fields(verb: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ RENAMED = {
         "add_tokens": "tokens",
         "ckpt_output_dir": "output_dir",
         "validation_split": "val_set_size val_size",
-        "num_proc": "dataset_num_proc preprocessing_num_workers data_process_num_cpu_procs",
+        "num_proc": "dataset_num_proc dataset_processes preprocessing_num_workers data_process_num_cpu_procs",
         "max_seq_len": "max_length max_seq_length sequence_len cutoff_len",
         "chat_template": "chat_template_path chat_template_jinja chat_tmpl_path",
         "num_epochs": "num_train_epochs max_epochs epochs",
@@ -43,7 +43,7 @@ RENAMED = {
         "seed": "random_seed random_state",
         "shuffle": "shuffle_dataset",
         "label_smoothing": "label_smoothing_factor dpo_label_smoothing",
-        "neftune_alpha": "neftune_noise_alpha",
+        "neftune_alpha": "neftune_noise_alpha noisy_embedding_alpha",
         "lora_r": "r lora_rank",
         "init_lora_weights": "peft_init_lora_weights",
         "adapter_path": "adapter_name_or_path lora_model_dir",
@@ -181,29 +181,42 @@ TOLD = {
         "a command of its own, forge pretrain": "is_pretraining pretraining_config pretraining_dataset",
         "a command of its own: forge dpo, orpo, simpo, kto, grpo, reward": "rl stage",
         "rename the column: rename_columns={'NAME': 'text'}": "dataset_text_field document_column_name text_column",
+        "write it into the config.json of a copy of the model, as which it is read": """rope_scaling rope_theta
+            overrides_of_model_config overrides_of_model_kwargs model_config""",
+        "the newest revision is read; for another give a directory with its files": """revision_of_model model_revision""",
+        "the model's own tokenizer is taken: for another, put its files into a copy of the model": """tokenizer_config
+            tokenizer_name_or_path""",
         "rename the columns with rename_columns": """field_messages message_property_mappings message_field_role
             message_field_content column_mapping""",
         "tokens are kept in the run's data/ directory": "data_output_dir dataset_prepared_path tokenized_path cache_dir",
         "freeze_vision_tower, freeze_audio_tower and their kin say which parts train": """
             finetune_vision_layers finetune_language_layers freeze_mm_modules""",
-        "the model's own processor is taken, whose files say how large images are": """processor_type
-            image_size image_resize_algorithm image_max_pixels image_min_pixels max_pixels min_pixels""",
+        "the model's own processor is taken, whose files say how large images are": """processor_type video_max_pixels
+            video_min_pixels video_fps video_maxlen image_size image_resize_algorithm image_max_pixels image_min_pixels
+            max_pixels min_pixels""",
         "tokenised rows are recognised": "use_processed_dataset process_data",
         "rows are tokenised with their images; tokenised ones are recognised": "skip_prepare_dataset dataset_kwargs",
         "choose train_on: assistant (the default), last, completion, all": """assistant_only_loss completion_only_loss
-            train_on_responses_only roles_to_train train_on_eos message_field_training""",
+            train_on_responses_only""",
+        "assistant turns are learned, or with train_on=all every token; no other role by itself": "roles_to_train",
+        "a turn is learned with the token that ends it, and no other turn's (train_on=all learns all)": """train_on_eos
+            train_on_eot""",
+        "a message with 'train': false is not learned; of another name, or of parts of a message, with preprocess": """
+            message_field_training message_field_training_detail""",
         "max_seq_len with on_overflow: drop (the default), truncate, split, error": """truncation_mode excess_length_strategy
             truncation""",
         "choose packing: auto (the default), on, off": """sample_packing eval_sample_packing batch_flattening
             pad_to_sequence_len padding_free neat_packing packing_strategy pad_to_multiple_of""",
-        "the tokenizer's own template, a name (chatml) or file: chat_template": "template use_legacy_tmpl default_system",
+        "the tokenizer's own template, a name (chatml) or file: chat_template": "template use_legacy_tmpl",
+        "rows carry their system message, a message of the role system: preprocess can add one": """default_system
+            default_system_message""",
         "an argument of the template: chat_template_kwargs={'enable_thinking': false}": "enable_thinking",
         "choose attention: auto (the default), documents, flash3, flash4, sdpa, eager": """flash_attention sdp_attention
             xformers_attention
             disable_flash_attn use_flash_attention_2""",
         "adapter=lora trains every linear layer but the head, unless target_modules names some": "lora_target_linear",
         "kernels=liger takes each of Liger's layers that gives the same numbers": """liger_rope liger_rms_norm
-            liger_glu_activation""",
+            liger_glu_activation liger_layer_norm liger_rms_norm_gated""",
         _KERNELS: "liger_fused_linear_cross_entropy cut_cross_entropy",
         _SHARDING: """fsdp fsdp_config fsdp_version fsdp_options deepspeed deepspeed_options distributed_backend
             accelerator_config""",
@@ -224,7 +237,7 @@ TOLD = {
         "a loss beside others: loss_type=['sigmoid', 'sft'] with loss_weights, or cpo_alpha of simpo": "pref_ftx",
         "name the weights that train in unfrozen_parameters": """freeze_trainable_layers freeze_trainable_modules
             freeze_extra_modules""",
-        "the token that ends a turn is the template's own, or turn_end": "eos_token pad_token special_tokens",
+        "the token that ends a turn is the template's own, or turn_end": "eos_token pad_token special_tokens eot_tokens",
         "give paths in data_path": "dataset_dir",
         "a server samples with sampler=vllm and sampler_url; it is started by itself": """use_vllm vllm_mode
             vllm vllm_server_host vllm_server_port vllm_server_timeout""",
@@ -249,7 +262,7 @@ TOLD = {
         "apollo_rank, apollo_update_interval, apollo_scale, momentum and eps are settings of their own": "optim_args",
         _OFF: """use_unsloth use_kt plugins
             parallelism_config relora loftq_config gptq
-            use_badam use_adam_mini
+            use_badam use_adam_mini embedding_lr lr_groups loraplus_lr_embedding
             disable_dropout dataset_exact_deduplication min_sample_len tool_format val_loss_improvement_threshold lora_bias""",
         "forge push RUN org/name uploads an export": "push_to_hub hub_model_id hub_strategy",
     }.items()
@@ -330,7 +343,7 @@ OWN = {
 CHOICES = {
     "optimizer": {
         **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "paged_adamw", "paged_adamw_32bit"), "adamw"),
-        **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), "adamw_8bit"),
+        **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit"), "adamw_8bit"),
         **dict.fromkeys(("schedule_free_adamw", "schedule_free"), "schedule_free"),
         "adafactor": "adafactor",
         **{name: name for name in ("muon", "apollo", "apollo_mini")},
