@@ -2,7 +2,7 @@
 
 import re
 
-_LEAST, _SMALL = 1e-7, 1e-2
+_LEAST, _SMALL = 1e-6, 1e-2
 _PLURAL = re.compile("ies$|(?<=ch|ss)es$|s$")
 
 
@@ -28,7 +28,7 @@ def counted_are(number: int, things: str) -> str:
 def figure(value: float) -> str:
     """Write a loss or another figure: four decimals, or three digits where those would show next to nothing.
 
-    Below 1e-7, which float32 does not tell from nothing beside a number of about 1, it is 0.
+    Below 1e-6, where float32 holds what is nothing (the loss of advantages that add up to 0), it is 0.
 
     >>> figure(2.34567), figure(0.0000123), figure(-1e-9)
     ('2.3457', '1.23e-05', '0.0000')
