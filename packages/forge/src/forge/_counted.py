@@ -26,7 +26,7 @@ def counted_are(number: int, things: str) -> str:
 
 
 def figure(value: float) -> str:
-    """Write a loss or another figure: four decimals, or three digits where those would show next to nothing.
+    """Write a loss or another figure: four decimals, or three digits below 0.01.
 
     Below 1e-6, where float32 holds what is nothing (the loss of advantages that add up to 0), it is 0.
 

@@ -89,7 +89,7 @@ def dry_run(
 
 
 def _task_of(verb: Any) -> Task:
-    """Return the task of a training verb, given as the function or by name. Raises SettingsError."""
+    """Return the task of a training verb, a function or its name. Raises SettingsError."""
     found = getattr(forge, verb, None) if isinstance(verb, str) else verb
     task = getattr(found, "task", None)
     if task is None:

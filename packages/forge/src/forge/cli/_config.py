@@ -117,7 +117,7 @@ def config_app() -> cyclopts.App:
 
 
 def _with_files(values: dict[str, Any], beside: Path) -> dict[str, Any]:
-    """Return a configuration with what the files of DeepSpeed and FSDP that it names hold, as far as they are there."""
+    """Put what a named file of DeepSpeed or FSDP holds in its place, if it is there."""
     found = dict(values)
     for key in ("deepspeed", "fsdp_config"):
         for place in (beside, Path()) if isinstance(values.get(key), str) else ():

@@ -351,7 +351,7 @@ def _misspelt(name: str, library: str) -> str | None:
 
 
 def _paths(each: Any, key: str, kinds: list[str], draft: Draft) -> list[str]:
-    """Return the paths of one entry of `datasets`; add its type to `kinds`, and its columns to `rename_columns`."""
+    """Return the paths of an entry of `datasets`; add its type to `kinds`, and its columns."""
     lost = draft.lost
     if not isinstance(each, Mapping):
         return [str(each)]

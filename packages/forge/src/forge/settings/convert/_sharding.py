@@ -17,7 +17,7 @@ def strategy(draft: Draft) -> None:
 
 
 def _kind(draft: Draft) -> None:
-    """Read the sharding: any FSDP is fsdp2, and DeepSpeed's stage stands in what it holds, else in its file's name."""
+    """Read FSDP as fsdp2, and DeepSpeed's stage in what it holds, else in its file's name."""
     left, lost = draft.left, draft.lost
     words, config = left.pop("fsdp", None), left.pop("fsdp_config", None)
     left.pop("fsdp_version", None)
@@ -56,7 +56,7 @@ _FSDP_WORDS = {
 
 
 def _devices(draft: Draft) -> None:
-    """Read over how many ranks weights are divided: over all of them, unless there are several whole copies."""
+    """Read over how many ranks weights are divided: all of them, unless there are copies."""
     left, found = draft.left, draft.found
     shards, copies = left.get("dp_shard_size"), left.pop("dp_replicate_size", None)
     if isinstance(copies, int) and copies > 1 and isinstance(shards, int) and shards > 1:
@@ -68,7 +68,7 @@ def _devices(draft: Draft) -> None:
 
 
 def _deepspeed(config: Mapping[str, Any], draft: Draft) -> None:
-    """Read a configuration of DeepSpeed; list what of it changes numbers and is set otherwise here."""
+    """Read a configuration of DeepSpeed; list what of it changes numbers and is set here."""
     zero = config.get("zero_optimization")
     zero = zero if isinstance(zero, Mapping) else {}
     stage = zero.get("stage", 0)
