@@ -1,8 +1,8 @@
 """Names of other libraries → what each is here.
 
-The libraries are TRL, Axolotl, LLaMA-Factory, training_hub, mini-trainer, instructlab-training and Unsloth. One table for three
-readers: the refusal of an unknown setting (`hint`), `forge config convert`, and the test that holds the pages of docs/migrating
-to it. A name that means the same here and there is in none of its parts.
+The libraries are TRL, Axolotl, LLaMA-Factory, training_hub, mini-trainer, instructlab-training, Unsloth and torchtune. One
+table for three readers: the refusal of an unknown setting (`hint`), `forge config convert`, and the test that holds the pages
+of docs/migrating to it. A name that means the same here and there is in none of its parts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RENAMED = {
     for here, names in {
         "model_path": "model model_id model_name model_name_or_path base_model pretrained_model_name_or_path",
         "data_path": "dataset datasets dataset_name train_dataset train_file",
-        "eval_data_path": "eval_dataset test_datasets validation_data_path",
+        "eval_data_path": "eval_dataset dataset_val test_datasets validation_data_path",
         "data_format": "format",
         "add_tokens": "tokens",
         "ckpt_output_dir": "output_dir",
@@ -48,18 +48,22 @@ RENAMED = {
         "init_lora_weights": "peft_init_lora_weights",
         "adapter_path": "adapter_name_or_path lora_model_dir",
         "loraplus_lr_ratio": "lora_plus_lr_ratio",
-        "target_modules": "lora_target lora_target_modules target_patterns osft_target_patterns",
+        "target_modules": "lora_target lora_target_modules lora_attn_modules target_patterns osft_target_patterns",
         "modules_to_save": "lora_modules_to_save additional_target",
         "quant_type": "bnb_4bit_quant_type quantization_type",
         "double_quant": "bnb_4bit_use_double_quant double_quantization use_bnb_nested_quant",
         "unfreeze_rank_ratio": "osft_unfreeze_rank_ratio",
         "attention": "attn_implementation flash_attn",
-        "activation_checkpointing": "gradient_checkpointing use_gradient_checkpointing",
-        "shard_size": "dp_shard_size",
-        "tp_size": "tensor_parallel_size tensor_parallel_degree tp_degree",
+        "activation_checkpointing": "gradient_checkpointing use_gradient_checkpointing enable_activation_checkpointing",
+        "activation_offloading": "enable_activation_offloading",
+        "cpu_offload": "fsdp_cpu_offload",
+        "max_grad_norm": "clip_grad_norm",
+        "logging_steps": "log_every_n_steps",
+        "shard_size": "dp_shard_size data_parallel_shard_dim",
+        "tp_size": "tensor_parallel_size tensor_parallel_degree tp_degree tensor_parallel_dim",
         "ep_size": "expert_parallel_size expert_parallel_degree expert_model_parallel_size ep_degree",
-        "cp_size": "context_parallel_size context_parallel_degree cp_degree sequence_parallel_degree",
-        "eval_every_steps": "eval_steps validation_frequency",
+        "cp_size": "context_parallel_size context_parallel_degree cp_degree sequence_parallel_degree context_parallel_dim",
+        "eval_every_steps": "eval_steps validation_frequency run_val_every_n_steps",
         "eval_at_epoch": "validate_at_epoch",
         "metric_for_best": "metric_for_best_model",
         "keep_best": "load_best_model_at_end save_best_val_loss",
@@ -124,6 +128,7 @@ SWITCHES = {
     "use_apollo": "optimizer=apollo",
     "use_dft_loss": "loss=dft",
     "train_on_inputs": "train_on=all",
+    "train_on_input": "train_on=all",
     "train_on_prompt": "train_on=all",
     "unmask_messages": "train_on=all",
     "mask_history": "train_on=last",
@@ -156,7 +161,8 @@ NOT_NEEDED = """remove_unused_columns dataloader_num_workers dataloader_pin_memo
     do_train do_eval overwrite_cache plot_loss include_num_input_tokens_seen ddp_timeout no_remove_unused_columns
     gradient_checkpointing_kwargs lora_mlp_kernel lora_qkv_kernel lora_o_kernel use_unsloth_gc model_type tokenizer_type
     lora_task_type average_tokens_across_devices eval_on_start dataloader_persistent_workers dataloader_prefetch_factor
-    label_names disable_tqdm log_level torch_empty_cache_steps apollo_layerwise apollo_scale_front""".split()
+    optimizer_in_bwd custom_sharded_layers label_names disable_tqdm log_level
+    torch_empty_cache_steps apollo_layerwise apollo_scale_front""".split()
 """Names for which there is nothing to set here, and without which nothing is lost."""
 SO_ANYWAY: dict[str, object] = {
     "processor_type": "AutoProcessor",
@@ -174,8 +180,8 @@ TOLD = {
         "a base in 8 bits is adapter=qlora with quant_type=int8, in 4 bits adapter=qlora": "load_in_8bit quantization_bit",
         "give beta1 and beta2": "adamw_betas betas",
         _SCHEDULE: "lr_scheduler_kwargs lr_scheduler_args",
-        "choose adapter: none (every weight), lora, qlora, dora, rslora, osft and more": """finetuning_type peft_config
-            full_finetuning""",
+        "choose adapter: none (every weight), lora, qlora, dora, rslora, osft and more": """finetuning_type
+            peft_config full_finetuning quantize_base""",
         "a command of its own, forge osft; or adapter=osft": "osft",
         "no setting of a recipe: give it beside, --accelerate-config FILE": "accelerate_config",
         "a command of its own, forge pretrain": "is_pretraining pretraining_config pretraining_dataset",
@@ -191,6 +197,7 @@ TOLD = {
         "tokens are kept in the run's data/ directory": "data_output_dir dataset_prepared_path tokenized_path cache_dir",
         "freeze_vision_tower, freeze_audio_tower and their kin say which parts train": """
             finetune_vision_layers finetune_language_layers freeze_mm_modules""",
+        "target_modules takes the kinds attention and mlp": "finetune_attention_modules finetune_mlp_modules",
         "the model's own processor is taken, whose files say how large images are": """processor_type video_max_pixels
             video_min_pixels video_fps video_maxlen image_size image_resize_algorithm image_max_pixels image_min_pixels
             max_pixels min_pixels""",
@@ -206,10 +213,10 @@ TOLD = {
         "max_seq_len with on_overflow: drop (the default), truncate, split, error": """truncation_mode excess_length_strategy
             truncation""",
         "choose packing: auto (the default), on, off": """sample_packing eval_sample_packing batch_flattening
-            pad_to_sequence_len padding_free neat_packing packing_strategy pad_to_multiple_of""",
+            pad_to_sequence_len packed padding_free neat_packing packing_strategy pad_to_multiple_of""",
         "the tokenizer's own template, a name (chatml) or file: chat_template": "template use_legacy_tmpl",
         "rows carry their system message, a message of the role system: preprocess can add one": """default_system
-            default_system_message""",
+            default_system_message new_system_prompt""",
         "an argument of the template: chat_template_kwargs={'enable_thinking': false}": "enable_thinking",
         "choose attention: auto (the default), documents, flash3, flash4, sdpa, eager": """flash_attention sdp_attention
             xformers_attention
@@ -220,6 +227,9 @@ TOLD = {
         _KERNELS: "liger_fused_linear_cross_entropy cut_cross_entropy",
         _SHARDING: """fsdp fsdp_config fsdp_version fsdp_options deepspeed deepspeed_options distributed_backend
             accelerator_config""",
+        "target_modules names layers of the model, its head among them, and the kinds attention and mlp": """
+            apply_lora_to_mlp apply_lora_to_output""",
+        "times the number of epochs it is max_steps": "max_steps_per_epoch",
         "choose activation_checkpointing=false": "disable_gradient_checkpointing",
         "eval_every_steps or eval_at_epoch; the beginning and the end are always measured": """eval_strategy evaluation_strategy
             min_samples_per_validation""",
@@ -244,6 +254,7 @@ TOLD = {
         "completions come from the model that trains": "vllm_gpu_memory_utilization gpu_memory_utilization n_gpus",
         "rollouts/step_N.jsonl has every completion": "log_completions",
         "forge export RUN --merge, or with --format gguf": "save_pretrained_merged save_pretrained_gguf merge_lora",
+        "name the columns in rename_columns, each with ours": "column_map",
         "shorten the file, or set max_steps": "max_samples max_train_samples",
         "weights are given beside the paths: data_path={'a.jsonl': 0.7, 'b.jsonl': 0.3}": "mix_strategy interleave_probs",
         "an argument of the verbs in Python: a list of objects that watch the run": "callbacks",

@@ -21,10 +21,12 @@ from forge.settings.convert._draft import Draft, plain
 from forge.settings.convert._objective import METHOD_KEYS, methods, online, preferences, verb_of
 from forge.settings.convert._run import adapter, batch, dtype, length, optimizer, schedule
 from forge.settings.convert._sharding import strategy
+from forge.settings.convert._torchtune import torchtune
 
 LIBRARIES = {
     "Axolotl": "base_model datasets sequence_len micro_batch_size val_set_size sample_packing pretraining_dataset rl".split(),
     "LLaMA-Factory": "stage finetuning_type cutoff_len dataset template lora_rank lora_target do_train val_size".split(),
+    "torchtune": "checkpointer metric_logger epochs max_steps_per_epoch clip_grad_norm enable_activation_checkpointing".split(),
     "TRL": "model_name_or_path dataset_name max_length use_peft num_train_epochs lora_target_modules dataset_num_proc".split(),
 }
 """Library → keys that tell its files from the others'."""
@@ -120,6 +122,11 @@ def convert(
         RecipeError: the configuration does not say which verb it is for.
 
     """
+    if library == "torchtune":
+        found_verb, settings, unread, comments = torchtune(values, settings_of, verb)
+        return Converted(
+            library, found_verb, settings, unread, {name: text for name, text in comments.items() if name in settings}
+        )
     lost: list[str] = []
     left = _readable(_flat(values, library), lost)
     if verb is None:
