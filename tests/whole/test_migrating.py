@@ -156,6 +156,7 @@ def test_hints() -> None:
         "group_size": "a setting of forge sdft, ppo, grpo and rloo",
         "block_size": "a setting of forge pretrain",
         "loss_type": "here it is `loss`",
+        "freeze_vit": "here it is `freeze_vision_tower`, and `freeze_audio_tower`",
     }.items():
         assert part in (hint(name, known) or ""), name
     assert hint("nothing_of_the_sort", known) is None

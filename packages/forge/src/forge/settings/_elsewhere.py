@@ -110,6 +110,8 @@ RENAMED = {
 }
 """Name elsewhere → setting of the same meaning."""
 
+SECOND = {"freeze_vit": "freeze_audio_tower"}
+"""Name elsewhere that is two settings here → the second of them."""
 ALSO = {"beta": "kl_weight", "loss_type": "loss"}
 """Setting here, which elsewhere is the name of another too → that other, of verbs that have not the first."""
 
@@ -418,7 +420,8 @@ def hint(name: str, known: Collection[str]) -> str | None:
     if ALSO.get(name) in known:
         return f"here it is `{ALSO[name]}`"
     if here is not None:
-        return f"here it is `{here}`" + (
+        second = f", and `{SECOND[name]}`" if SECOND.get(name) in known else ""
+        return f"here it is `{here}`{second}" + (
             "" if here in known else f", a setting of forge {OWN.get(here, 'sft and all others that train')}"
         )
     if name in SWITCHES:
