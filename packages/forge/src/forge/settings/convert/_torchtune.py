@@ -76,7 +76,10 @@ def torchtune(
     for key, what in _OTHER_RECIPES.items() if verb is None else ():
         if values.get(key) is not None:
             raise RecipeError(f"{key}: this file is of {what}; with --verb the rest of it is read for another method.")
-    parts = {name: dict(values[name]) if isinstance(values.get(name), Mapping) else {} for name in _SECTIONS}
+    parts: dict[str, Mapping[str, Any]] = {}
+    for name in _SECTIONS:
+        section = values.get(name)
+        parts[name] = section if isinstance(section, Mapping) else {}
     loss = _component(parts["loss"])
     verb = verb or ("dpo" if "DPO" in loss else "distill" if "teacher_model" in values else "sft")
     found: dict[str, object] = {}
@@ -121,7 +124,7 @@ def _filled(value: Any, values: Mapping[str, Any]) -> Any:
         inner: Any = values
         for name in named[1].split("."):
             inner = inner.get(name) if isinstance(inner, Mapping) else None
-        if isinstance(inner, Mapping | list | None):
+        if inner is None or isinstance(inner, (Mapping, list)):
             break
         value = inner if value == named[0] and not isinstance(inner, str) else value.replace(named[0], str(inner))
         if not isinstance(value, str):
