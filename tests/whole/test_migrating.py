@@ -73,9 +73,9 @@ def test_a_wrong_row_is_found() -> None:
 
 
 def test_every_library_has_a_page() -> None:
-    """The seven libraries of the table."""
-    six = {"axolotl", "llama-factory", "mini-trainer", "training-hub", "trl", "unsloth"}
-    assert set(PAGES) == six | {"instructlab-training"}
+    """The eight libraries of the table."""
+    seven = {"axolotl", "llama-factory", "mini-trainer", "torchtune", "training-hub", "trl", "unsloth"}
+    assert set(PAGES) == seven | {"instructlab-training"}
 
 
 def test_the_example_of_instructlab_training() -> None:
@@ -156,6 +156,7 @@ def test_hints() -> None:
         "group_size": "a setting of forge sdft, ppo, grpo and rloo",
         "block_size": "a setting of forge pretrain",
         "loss_type": "here it is `loss`",
+        "freeze_vit": "here it is `freeze_vision_tower`, and `freeze_audio_tower`",
     }.items():
         assert part in (hint(name, known) or ""), name
     assert hint("nothing_of_the_sort", known) is None

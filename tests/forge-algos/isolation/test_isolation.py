@@ -109,3 +109,24 @@ def test_isolation_is_checked_once():
         evaluate(model, [pack(samples((5, 7)))], objective=SFT())
         counts.append(len(calls))
     assert counts[1] < counts[0] == counts[2]
+
+
+class Bare(torch.nn.Module):
+    """A module of a user's own, whose forward returns what `answer` makes of its logits."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.words, self.answer = torch.nn.Embedding(50, 50), answer
+
+    def forward(self, input_ids, **_):
+        """Return no object with logits."""
+        return self.answer(self.words(input_ids))
+
+
+@pytest.mark.parametrize(
+    ("answer", "name"), [(lambda logits: logits, "Tensor"), (lambda _: (), "tuple"), (lambda _: None, "NoneType")]
+)
+def test_a_model_that_returns_no_logits_is_told_what_is_wanted(answer, name):
+    """One that is not transformers' has to return an object with `logits`; it was told that a Tensor has no such attribute."""
+    with pytest.raises(PackedBatchError, match=f"its forward returns {name}; an object with `logits`"):
+        SFT().bind(Bare(answer), device=CPU)

@@ -15,6 +15,7 @@ from forge.hub._parameter import REQUIRED
 from forge.hub._table import FUNCTIONS, REFUSED
 from forge.hub._tool_calls import call_prompts, tool_call
 from forge.hub._translate import signature
+from forge.hub._values import unused_folder
 from forge.settings import _backends as backends
 from forge.settings._settings import flat_fields, resolve
 
@@ -89,7 +90,7 @@ def test_every_default_is_a_setting(function):
     ("function", "name"), [(function, each.name) for function, table in FUNCTIONS.items() for each in table]
 )
 def test_every_parameter_has_an_effect_or_is_refused(function, name):
-    """No parameter is passed over: some value of it changes the settings, or is refused by its name with what to do."""
+    """Some value of each parameter changes the settings, is refused by its name with what to do, or is said to do nothing."""
     parameter = next(each for each in FUNCTIONS[function] if each.name == name)
     plain = translate(function, **CALLS[function])
     beside = BESIDE.get(name, {})
@@ -101,7 +102,8 @@ def test_every_parameter_has_an_effect_or_is_refused(function, name):
             if name in str(error) and (parameter.refused or name in CHECKED):
                 return
             continue
-        if call != base:
+        said = unused_folder({name: value}) or ""
+        if call != base or said.startswith(name):
             assert not parameter.refused or value not in parameter.neutral
             return
     pytest.fail("nothing that it may be changes anything")
@@ -140,7 +142,7 @@ BESIDE = {
     "eval_steps": {"eval_data_path": "e"},
     "batch_sampler": {"loss_type": "mnrl"},
 }
-CHECKED = {"data_output_dir", "max_lora_rank"}
+CHECKED = {"max_lora_rank"}
 """Parameters of which some values are refused, and no setting of forge is made."""
 
 
@@ -171,7 +173,6 @@ def test_unknown_names():
         ("sft", {"is_pretraining": True}, "block_size is required"),
         ("osft", {"is_pretraining": True, "block_size": 8, "unmask_messages": True}, "exclude each other"),
         ("osft", {"is_pretraining": True, "block_size": 128}, "max_seq_len=64 has no effect with is_pretraining"),
-        ("sft", {"data_output_dir": "/dev/shm"}, "a run keeps its tokens in ckpt_output_dir/data"),
         ("sft", {"trust_remote_code": True}, "no code of a model is run"),
         ("sft", {"enable_jit_checkpoint": False}, "a signal saves the state in any case"),
         ("sft", {"chat_tmpl_path": "granite.py"}, "a Python module is code"),
@@ -409,6 +410,20 @@ class Other(forge.backends.Backend):
     def execute_training(self, params):
         """Return what it was given."""
         return params
+
+
+def test_a_folder_for_tokens_is_taken(monkeypatch, capsys):
+    """training_hub's examples have `data_output_dir="/dev/shm"`: the run is as without it, and one line says so."""
+    monkeypatch.setattr("forge.backends._train.train", lambda _task, settings, *_: settings)
+    plain = forge.hub.sft(**PATHS)
+    assert capsys.readouterr().err == ""
+    assert forge.hub.sft(**PATHS, data_output_dir="/dev/shm") == plain
+    assert capsys.readouterr().err.startswith("data_output_dir='/dev/shm' has no effect: tokens lie in o/data,")
+    for same in ("o/data", "o"):
+        assert forge.hub.sft(**PATHS, data_output_dir=same) == plain
+    monkeypatch.setenv("RANK", "1")
+    forge.hub.sft(**PATHS, data_output_dir="/dev/shm")
+    assert capsys.readouterr().err == ""
 
 
 def test_settings_of_a_backend(monkeypatch):

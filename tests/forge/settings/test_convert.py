@@ -318,7 +318,7 @@ def test_what_is_lost_is_listed() -> None:
     )
     assert given(found) == {"model_path": "m", "num_epochs": 2, "warmup_ratio": 0.1}
     assert about(found) == {
-        *("num_epochs", "val_size", "fp16", "optimizer", "learning_rate", "save_steps", "merges_per_moon"),
+        *("num_epochs", "val_set_size", "fp16", "optimizer", "learning_rate", "save_steps", "merges_per_moon"),
     }
 
 
@@ -340,8 +340,8 @@ def test_steps_between_measurements_that_nobody_makes_are_left_out() -> None:
     ("text", "at_epoch"),
     [
         (TRL + "eval_strategy: epoch\n", True),
-        (AXOLOTL + "evals_per_epoch: 1\n", True),
-        (AXOLOTL + "evals_per_epoch: true\n", None),
+        (AXOLOTL + "val_set_size: 0.1\nevals_per_epoch: 1\n", True),
+        (AXOLOTL + "val_set_size: 0.1\nevals_per_epoch: true\n", None),
     ],
 )
 def test_measuring_at_each_epoch_is_carried_over(text: str, at_epoch: bool | None) -> None:
@@ -354,8 +354,8 @@ def test_measuring_at_each_epoch_is_carried_over(text: str, at_epoch: bool | Non
 @pytest.mark.parametrize(
     ("text", "share"),
     [
-        (AXOLOTL + "num_epochs: 3\nevals_per_epoch: 4\n", 1 / 12),
-        (AXOLOTL + "evals_per_epoch: 4\nmax_steps: 10\n", 1 / 4),
+        (AXOLOTL + "val_set_size: 0.1\nnum_epochs: 3\nevals_per_epoch: 4\n", 1 / 12),
+        (AXOLOTL + "val_set_size: 0.1\nevals_per_epoch: 4\nmax_steps: 10\n", 1 / 4),
         (TRL + "eval_strategy: steps\neval_steps: 0.1\n", 0.1),
         (TRL + "eval_steps: 10\n", 10),
     ],
@@ -935,7 +935,10 @@ def test_simpo_has_the_likelihood_that_it_has_there(text: str, alpha: str, there
             AXOLOTL + "datasets: [{path: a.jsonl, type: input_output}]\n",
             "input_output: segments with labels are no format here",
         ),
-        (AXOLOTL + "datasets: [{path: a, roles_to_train: [user]}]\n", "roles_to_train: ['user']: here: choose train_on"),
+        (
+            AXOLOTL + "datasets: [{path: a, roles_to_train: [user]}]\n",
+            "roles_to_train: ['user']: here: assistant turns are learned",
+        ),
         (AXOLOTL + "datasets: [{path: a, shards: 10}]\n", "shards: 10: a part of the rows"),
         (AXOLOTL + "fsdp_config: {ignored_modules: [x]}\n", "fsdp_config.ignored_modules: ['x']: all weights are divided"),
         (
@@ -1020,7 +1023,7 @@ def test_documents_of_llama_factory_see_each_other() -> None:
     assert "cross_documents" not in converted(AXOLOTL + "pretraining_dataset: d.jsonl\n").settings
 
 
-@pytest.mark.parametrize("line", ["rl: gdpo", "rl: ebft", "process_reward_model: true"])
+@pytest.mark.parametrize("line", ["rl: ebft", "process_reward_model: true"])
 def test_a_method_that_forge_has_not_is_refused(line: str) -> None:
     """No recipe of another method is made of its file, unless a verb is asked for."""
     with pytest.raises(RecipeError, match="forge has no such method"):

@@ -2,6 +2,7 @@
 
 import re
 
+_LEAST, _SMALL = 1e-6, 1e-2
 _PLURAL = re.compile("ies$|(?<=ch|ss)es$|s$")
 
 
@@ -22,6 +23,17 @@ def counted_are(number: int, things: str) -> str:
     ('1,200 tokens are', '1 token is')
     """
     return f"{counted(number, things)} {'is' if number == 1 else 'are'}"
+
+
+def figure(value: float) -> str:
+    """Write a loss or another figure: four decimals, or three digits below 0.01.
+
+    Below 1e-6, where float32 holds what is nothing (the loss of advantages that add up to 0), it is 0.
+
+    >>> figure(2.34567), figure(0.0000123), figure(-1e-9)
+    ('2.3457', '1.23e-05', '0.0000')
+    """
+    return f"{value:.3g}" if _LEAST <= abs(value) < _SMALL else f"{value:z.4f}"
 
 
 def first_of(number: int, things: str) -> str:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column
 
 import forge_dist
-from forge._counted import counted
+from forge._counted import counted, figure
 from forge._printable import printable
 from forge._result import RunResult, result_values
 from forge._stderr import StandardError
@@ -196,7 +196,7 @@ class Reporter:
         forge_dist.beat(out.step)
         named = [f"{name} {out.figures[name]:.3g}" for name in _SHOWN if name in out.figures]
         rollout = [self.rollout_figures] if self.rollout_figures else []
-        figures = "  ".join([f"loss {out.loss:z.4f}", *named, *rollout])
+        figures = "  ".join([f"loss {figure(out.loss)}", *named, *rollout])
         speed = f"{tokens_per_second:,.0f} tokens/s"
         if self._bar is not None and self._task is not None:
             self._figures = self._fitting(f"{figures}  {speed}")

@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -333,3 +334,30 @@ def test_a_second_adapter_is_refused_and_none_trains_everything():
     plain = make()
     assert adapt(plain, AdapterSettings()).model is plain
     assert all(p.requires_grad for p in plain.parameters())
+
+
+class Own(torch.nn.Module):
+    """A model that is not transformers': no configuration, and no generation."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.middle, self.head = torch.nn.Embedding(VOCAB, 16), torch.nn.Linear(16, 16), torch.nn.Linear(16, VOCAB)
+
+    def forward(self, input_ids, **_):
+        """Return an object with logits."""
+        return SimpleNamespace(logits=self.head(self.middle(self.words(input_ids)).tanh()))
+
+
+@every
+def test_a_model_that_is_not_transformers(adapter, tmp_path):
+    """It takes an adapter and trains, and plain PEFT reads that back; PEFT's causal wrapper ended it with an AttributeError."""
+    torch.manual_seed(0)
+    base = Own()
+    before = state(base)
+    adapted = adapt(base, attrs.evolve(FAMILY[adapter], target_modules=("middle",))).model
+    losses = trained(adapted)
+    assert losses[-1] < losses[0]
+    adapted.save_pretrained(tmp_path)
+    other = Own()
+    other.load_state_dict(before)
+    assert torch.equal(logits(PeftModel.from_pretrained(other, tmp_path)), logits(adapted))

@@ -233,7 +233,10 @@ def batch_hidden_states(model: nn.Module, inputs: dict[str, Any]) -> torch.Tenso
     """
     body = decoder(model)
     if body is None:
-        return model(**inputs).logits
+        output = model(**inputs)
+        if not isinstance(getattr(output, "logits", None), torch.Tensor):
+            raise TypeError(f"its forward returns {type(output).__name__}; an object with `logits`, float[B, S, V], is wanted")
+        return output.logits
     # Read by a hook, not by a call: a decoder that is called without its wrappers would find weights that were not gathered.
     seen: list[torch.Tensor] = []
     handle = body.register_forward_hook(lambda _module, _args, output: seen.append(output.last_hidden_state))

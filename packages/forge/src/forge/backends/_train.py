@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import forge
 from forge._dry_run import DryRun
+from forge._errors import SettingsError
 from forge.backends._names import get
 from forge.backends._request import Request, params_of
 from forge.run._rows import Rows, take_rows
@@ -62,7 +64,7 @@ def dry_run(
     """Check all that can be of a run; return what it would do, and leave nothing.
 
     Args:
-        verb: such as `forge.sft`.
+        verb: such as `forge.sft`, or its name.
         recipe: as the verb takes it.
         machine: devices that the memory plan is for, such as `8xH100-80GB` or `24GB`; this machine by default.
         cluster: first meet the other nodes of the run, on each of which this is called, and compare them.
@@ -74,11 +76,25 @@ def dry_run(
         started with it the first answers, and the others return "".
 
     Raises:
+        SettingsError: `verb` is no training verb.
         Exception: what the verb would raise before its first step.
 
     """
-    layers = [(f"recipe {recipe}", read_recipe(recipe, verb.task.name))] if recipe is not None else []
+    task = _task_of(verb)
+    layers = [(f"recipe {recipe}", read_recipe(recipe, task.name))] if recipe is not None else []
     accelerate_config = settings.pop("accelerate_config", None)
     settings, rows = take_rows(settings)
-    s = resolve(verb.task.settings, *with_accelerate(accelerate_config, *layers, ("argument", settings)))
-    return rehearse(verb.task, s, rows, target=machine, cluster=cluster)
+    s = resolve(task.settings, *with_accelerate(accelerate_config, *layers, ("argument", settings)))
+    return rehearse(task, s, rows, target=machine, cluster=cluster)
+
+
+def _task_of(verb: Any) -> Task:
+    """Return the task of a training verb, a function or its name. Raises SettingsError."""
+    found = getattr(forge, verb, None) if isinstance(verb, str) else verb
+    task = getattr(found, "task", None)
+    if task is None:
+        names = " ".join(names for module, names in forge._PUBLIC.items() if module.startswith("verbs."))
+        raise SettingsError(
+            f"dry_run takes a training verb first, such as forge.sft or 'sft', not {verb!r}. Verbs: {', '.join(names.split())}."
+        )
+    return task

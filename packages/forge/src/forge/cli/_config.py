@@ -23,10 +23,11 @@ from forge.verbs._registry import VERBS, task_of
 
 
 def convert(file: str | Path, *, output: str | Path | None = None, verb: str | None = None) -> str:
-    """Write a recipe from a file of Axolotl, LLaMA-Factory or TRL, and list what is lost.
+    """Write a recipe from a file of another library, and list what is lost.
 
-    The library is recognised from the keys. What the file leaves to the library and forge has otherwise is written out, so that
-    the same is trained. Without --output the recipe is printed; what was not carried over stands in it as comments either way.
+    Of Axolotl, LLaMA-Factory, torchtune or TRL, recognised from the keys. What the file leaves to the library and forge has
+    otherwise is written out, so that the same is trained. Without --output the recipe is printed; what was not carried over
+    stands in it as comments either way.
 
     Args:
         file: The other library's YAML file.
@@ -41,7 +42,7 @@ def convert(file: str | Path, *, output: str | Path | None = None, verb: str | N
         raise RecipeError(f"{file}: cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise RecipeError(f"{error}.") from error
-    values = read_foreign(text, str(file))
+    values = _with_files(read_foreign(text, str(file)), file.parent)
     library = library_of(values, str(file))
     found = convert_values(values, library, _fields, _checked(verb))
     task = task_of(found.verb)
@@ -114,6 +115,20 @@ def config_app() -> cyclopts.App:
     app.command(command_of(validate, "forge config validate recipe.yaml", positional=2), name="validate")
     app.command(command_of(schema, "forge config schema sft > sft.schema.json"), name="schema")
     return app
+
+
+def _with_files(values: dict[str, Any], beside: Path) -> dict[str, Any]:
+    """Put what a named file of DeepSpeed or FSDP holds in its place, if it is there."""
+    found = dict(values)
+    for key in ("deepspeed", "fsdp_config"):
+        for place in (beside, Path()) if isinstance(values.get(key), str) else ():
+            if (named := place / values[key]).is_file():
+                try:
+                    found[key] = read_foreign(read_text(named), str(named))  # JSON is YAML
+                except (OSError, ValueError) as error:
+                    raise RecipeError(f"{key}: {error}") from error
+                break
+    return found
 
 
 def _fields(verb: str) -> dict[str, Any]:

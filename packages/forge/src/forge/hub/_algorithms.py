@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, cast
 
 import forge
 from forge._errors import SettingsError
+from forge._progress import Reporter
 from forge.backends._backend import Backend
 from forge.backends._names import get, names
 from forge.hub._parameter import REQUIRED
 from forge.hub._table import FUNCTIONS, REFUSED
 from forge.hub._translate import OWN_LOOP, VERBS_OF, signature, translate
+from forge.hub._values import unused_folder
 from forge.settings._backends import FORGE, backend_class
 
 
@@ -64,6 +67,7 @@ class _TableAlgorithm(Algorithm):
         registered = name is None or name in OWN_LOOP or (name in names() and _is_of(self.backend, name))
         if registered:
             call = translate(self.function, **{**given, **({} if name is None else {"backend": name})})
+            _tell(given)
             return getattr(forge, call.verb)(**call.settings, callbacks=call.callbacks)
         call = translate(self.function, **given)
         backend = self.backend if isinstance(self.backend, Backend) else get(str(name))
@@ -84,6 +88,13 @@ class _TableAlgorithm(Algorithm):
         verb = VERBS_OF.get(self.function, self.function)
         found = {field.name: field.type for _, field in flat_fields(getattr(forge, verb).task.settings)}
         return found.get(setting, object)
+
+
+def _tell(given: dict[str, Any]) -> None:
+    """Print once, on the first rank, what of a call has no effect."""
+    said = unused_folder(given)
+    if said is not None and os.environ.get("RANK", "0") == "0":
+        Reporter(lambda _line, **_event: None).note(said)
 
 
 def _is_of(backend: Backend | str | None, name: str) -> bool:

@@ -55,7 +55,10 @@ MAX_SEQ_LEN = Parameter(
     "max_seq_len", "max_seq_len", "a sample of exactly so many tokens is kept, and so are rows below 20", take=v.max_seq_len
 )
 DATA_OUTPUT_DIR = Parameter(
-    "data_output_dir", "", "tokens lie in `ckpt_output_dir`/data; another folder is refused", take=v.data_output_dir
+    "data_output_dir",
+    "",
+    "tokens lie in `ckpt_output_dir`/data; another folder is said to have no effect",
+    take=v.data_output_dir,
 )
 LIGER = Parameter("use_liger", "kernels", "true is `kernels=liger`; logits are never held whole in any case", take=v.use_liger)
 TRUST = Parameter("trust_remote_code", "", "no code of a model is run", neutral=(False,), refused=NO_CODE)

@@ -16,14 +16,17 @@ def rdzv_id(value: Any, _given: Given) -> Taken:
     return {"rdzv_id": value if isinstance(value, str) else str(value)}
 
 
-def data_output_dir(value: Any, given: Given) -> Taken:
-    """Take the folder in which the tokens lie in any case."""
-    if str(value).rstrip("/") in {f"{str(given.get('ckpt_output_dir')).rstrip('/')}/{name}" for name in ("data", "")}:
-        return {}
-    raise SettingsError(
-        f"data_output_dir={value!r} is not available: a run keeps its tokens in ckpt_output_dir/data, where the same command "
-        "finds them. Leave it out."
-    )
+def data_output_dir(_value: Any, _given: Given) -> Taken:
+    """Take any folder of tokens, which changes nothing that is trained."""
+    return {}
+
+
+def unused_folder(given: Given) -> str | None:
+    """Say where the tokens of a run lie if a call asks for another folder."""
+    folder, out = (str(given.get(name)).rstrip("/") for name in ("data_output_dir", "ckpt_output_dir"))
+    if given.get("data_output_dir") is None or folder in (out, f"{out}/data"):
+        return None
+    return f"data_output_dir={folder!r} has no effect: tokens lie in {out}/data, mapped into memory, where a resume finds them"
 
 
 def is_pretraining(value: Any, given: Given) -> Taken:

@@ -14,7 +14,7 @@ import forge_algos
 import forge_data
 import forge_dist
 import forge_packing
-from forge._counted import counted, first_of
+from forge._counted import counted, figure, first_of
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._result import BEST
@@ -250,8 +250,8 @@ def warn_of_higher_loss(report: Reporter, before: float | None, after: float | N
     best = f"the best step's model is in hf_format/{BEST}" if best_step else "keep_best=true keeps the best step's model"
     best = "no step was better than none, and keep_best has kept no model" if best_step == 0 else best
     report.note(
-        f"WARNING: the held-out loss is higher than before training, {after:.4f} after {before:.4f}: lower learning_rate, or "
-        f"train for fewer steps; {best}"
+        f"WARNING: the held-out loss is higher than before training, {figure(after)} after {figure(before)}: lower "
+        f"learning_rate, or train for fewer steps; {best}"
     )
 
 
@@ -261,7 +261,7 @@ def note_best(report: Reporter, best: Best, last_step: int, after: Evaluation, *
     if best.value is None or now is None or not 0 < best.step < last_step:
         return
     model = f"hf_format/{BEST} is that model" if kept else "keep_best=true keeps the best step's model"
-    report.note(f"held out, best after step {best.step}: {best.metric} {best.value:.4f}, {now:.4f} at the end; {model}")
+    report.note(f"held out, best after step {best.step}: {best.metric} {figure(best.value)}, {figure(now)} at the end; {model}")
 
 
 def warn_of_rounding(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import forge_dist
-from forge._counted import counted
+from forge._counted import counted, figure
 from forge._progress import Reporter
 from forge._result import BEST
 from forge.saving._directories import remove_at_once
@@ -222,8 +222,8 @@ def note_exported(
     """Log an export that was loaded back, with the figures and the hashes of its files."""
     what = compared_by(task)
     report.note(
-        f"exported {directory}: loaded back, on {counted(samples, 'short samples')} its {what} is {check.reloaded:.4f}, "
-        f"{check.in_memory:.4f} in memory",
+        f"exported {directory}: loaded back, on {counted(samples, 'short samples')} its {what} is {figure(check.reloaded)}, "
+        f"{figure(check.in_memory)} in memory",
         event="exported",
         export=directory.name,
         measure=what,

@@ -1,8 +1,8 @@
 """Names of other libraries → what each is here.
 
-The libraries are TRL, Axolotl, LLaMA-Factory, training_hub, mini-trainer, instructlab-training and Unsloth. One table for three
-readers: the refusal of an unknown setting (`hint`), `forge config convert`, and the test that holds the pages of docs/migrating
-to it. A name that means the same here and there is in none of its parts.
+The libraries are TRL, Axolotl, LLaMA-Factory, training_hub, mini-trainer, instructlab-training, Unsloth and torchtune. One
+table for three readers: the refusal of an unknown setting (`hint`), `forge config convert`, and the test that holds the pages
+of docs/migrating to it. A name that means the same here and there is in none of its parts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ RENAMED = {
     for here, names in {
         "model_path": "model model_id model_name model_name_or_path base_model pretrained_model_name_or_path",
         "data_path": "dataset datasets dataset_name train_dataset train_file",
-        "eval_data_path": "eval_dataset test_datasets validation_data_path",
+        "eval_data_path": "eval_dataset dataset_val test_datasets validation_data_path",
         "data_format": "format",
         "add_tokens": "tokens",
         "ckpt_output_dir": "output_dir",
         "validation_split": "val_set_size val_size",
-        "num_proc": "dataset_num_proc preprocessing_num_workers data_process_num_cpu_procs",
+        "num_proc": "dataset_num_proc dataset_processes preprocessing_num_workers data_process_num_cpu_procs",
         "max_seq_len": "max_length max_seq_length sequence_len cutoff_len",
         "chat_template": "chat_template_path chat_template_jinja chat_tmpl_path",
         "num_epochs": "num_train_epochs max_epochs epochs",
@@ -43,23 +43,27 @@ RENAMED = {
         "seed": "random_seed random_state",
         "shuffle": "shuffle_dataset",
         "label_smoothing": "label_smoothing_factor dpo_label_smoothing",
-        "neftune_alpha": "neftune_noise_alpha",
+        "neftune_alpha": "neftune_noise_alpha noisy_embedding_alpha",
         "lora_r": "r lora_rank",
         "init_lora_weights": "peft_init_lora_weights",
         "adapter_path": "adapter_name_or_path lora_model_dir",
         "loraplus_lr_ratio": "lora_plus_lr_ratio",
-        "target_modules": "lora_target lora_target_modules target_patterns osft_target_patterns",
+        "target_modules": "lora_target lora_target_modules lora_attn_modules target_patterns osft_target_patterns",
         "modules_to_save": "lora_modules_to_save additional_target",
         "quant_type": "bnb_4bit_quant_type quantization_type",
         "double_quant": "bnb_4bit_use_double_quant double_quantization use_bnb_nested_quant",
         "unfreeze_rank_ratio": "osft_unfreeze_rank_ratio",
         "attention": "attn_implementation flash_attn",
-        "activation_checkpointing": "gradient_checkpointing use_gradient_checkpointing",
-        "shard_size": "dp_shard_size",
-        "tp_size": "tensor_parallel_size tensor_parallel_degree tp_degree",
+        "activation_checkpointing": "gradient_checkpointing use_gradient_checkpointing enable_activation_checkpointing",
+        "activation_offloading": "enable_activation_offloading",
+        "cpu_offload": "fsdp_cpu_offload",
+        "max_grad_norm": "clip_grad_norm",
+        "logging_steps": "log_every_n_steps",
+        "shard_size": "dp_shard_size data_parallel_shard_dim",
+        "tp_size": "tensor_parallel_size tensor_parallel_degree tp_degree tensor_parallel_dim",
         "ep_size": "expert_parallel_size expert_parallel_degree expert_model_parallel_size ep_degree",
-        "cp_size": "context_parallel_size context_parallel_degree cp_degree sequence_parallel_degree",
-        "eval_every_steps": "eval_steps validation_frequency",
+        "cp_size": "context_parallel_size context_parallel_degree cp_degree sequence_parallel_degree context_parallel_dim",
+        "eval_every_steps": "eval_steps validation_frequency run_val_every_n_steps",
         "eval_at_epoch": "validate_at_epoch",
         "metric_for_best": "metric_for_best_model",
         "keep_best": "load_best_model_at_end save_best_val_loss",
@@ -106,6 +110,8 @@ RENAMED = {
 }
 """Name elsewhere → setting of the same meaning."""
 
+SECOND = {"freeze_vit": "freeze_audio_tower"}
+"""Name elsewhere that is two settings here → the second of them."""
 ALSO = {"beta": "kl_weight", "loss_type": "loss"}
 """Setting here, which elsewhere is the name of another too → that other, of verbs that have not the first."""
 
@@ -124,6 +130,7 @@ SWITCHES = {
     "use_apollo": "optimizer=apollo",
     "use_dft_loss": "loss=dft",
     "train_on_inputs": "train_on=all",
+    "train_on_input": "train_on=all",
     "train_on_prompt": "train_on=all",
     "unmask_messages": "train_on=all",
     "mask_history": "train_on=last",
@@ -156,7 +163,8 @@ NOT_NEEDED = """remove_unused_columns dataloader_num_workers dataloader_pin_memo
     do_train do_eval overwrite_cache plot_loss include_num_input_tokens_seen ddp_timeout no_remove_unused_columns
     gradient_checkpointing_kwargs lora_mlp_kernel lora_qkv_kernel lora_o_kernel use_unsloth_gc model_type tokenizer_type
     lora_task_type average_tokens_across_devices eval_on_start dataloader_persistent_workers dataloader_prefetch_factor
-    label_names disable_tqdm log_level torch_empty_cache_steps apollo_layerwise apollo_scale_front""".split()
+    optimizer_in_bwd custom_sharded_layers label_names disable_tqdm log_level
+    torch_empty_cache_steps apollo_layerwise apollo_scale_front""".split()
 """Names for which there is nothing to set here, and without which nothing is lost."""
 SO_ANYWAY: dict[str, object] = {
     "processor_type": "AutoProcessor",
@@ -174,39 +182,56 @@ TOLD = {
         "a base in 8 bits is adapter=qlora with quant_type=int8, in 4 bits adapter=qlora": "load_in_8bit quantization_bit",
         "give beta1 and beta2": "adamw_betas betas",
         _SCHEDULE: "lr_scheduler_kwargs lr_scheduler_args",
-        "choose adapter: none (every weight), lora, qlora, dora, rslora, osft and more": """finetuning_type peft_config
-            full_finetuning""",
+        "choose adapter: none (every weight), lora, qlora, dora, rslora, osft and more": """finetuning_type
+            peft_config full_finetuning quantize_base""",
         "a command of its own, forge osft; or adapter=osft": "osft",
         "no setting of a recipe: give it beside, --accelerate-config FILE": "accelerate_config",
         "a command of its own, forge pretrain": "is_pretraining pretraining_config pretraining_dataset",
         "a command of its own: forge dpo, orpo, simpo, kto, grpo, reward": "rl stage",
         "rename the column: rename_columns={'NAME': 'text'}": "dataset_text_field document_column_name text_column",
+        "write it into the config.json of a copy of the model, as which it is read": """rope_scaling rope_theta
+            overrides_of_model_config overrides_of_model_kwargs model_config""",
+        "the newest revision is read; for another give a directory with its files": """revision_of_model model_revision""",
+        "the model's own tokenizer is taken: for another, put its files into a copy of the model": """tokenizer_config
+            tokenizer_name_or_path""",
         "rename the columns with rename_columns": """field_messages message_property_mappings message_field_role
             message_field_content column_mapping""",
         "tokens are kept in the run's data/ directory": "data_output_dir dataset_prepared_path tokenized_path cache_dir",
         "freeze_vision_tower, freeze_audio_tower and their kin say which parts train": """
             finetune_vision_layers finetune_language_layers freeze_mm_modules""",
-        "the model's own processor is taken, whose files say how large images are": """processor_type
-            image_size image_resize_algorithm image_max_pixels image_min_pixels max_pixels min_pixels""",
+        "target_modules takes the kinds attention and mlp": "finetune_attention_modules finetune_mlp_modules",
+        "the model's own processor is taken, whose files say how large images are": """processor_type video_max_pixels
+            video_min_pixels video_fps video_maxlen image_size image_resize_algorithm image_max_pixels image_min_pixels
+            max_pixels min_pixels""",
         "tokenised rows are recognised": "use_processed_dataset process_data",
         "rows are tokenised with their images; tokenised ones are recognised": "skip_prepare_dataset dataset_kwargs",
         "choose train_on: assistant (the default), last, completion, all": """assistant_only_loss completion_only_loss
-            train_on_responses_only roles_to_train train_on_eos message_field_training""",
+            train_on_responses_only""",
+        "assistant turns are learned, or with train_on=all every token; no other role by itself": "roles_to_train",
+        "a turn is learned with the token that ends it, and no other turn's (train_on=all learns all)": """train_on_eos
+            train_on_eot""",
+        "a message with 'train': false is not learned; of another name, or of parts of a message, with preprocess": """
+            message_field_training message_field_training_detail""",
         "max_seq_len with on_overflow: drop (the default), truncate, split, error": """truncation_mode excess_length_strategy
             truncation""",
         "choose packing: auto (the default), on, off": """sample_packing eval_sample_packing batch_flattening
-            pad_to_sequence_len padding_free neat_packing packing_strategy pad_to_multiple_of""",
-        "the tokenizer's own template, a name (chatml) or file: chat_template": "template use_legacy_tmpl default_system",
+            pad_to_sequence_len packed padding_free neat_packing packing_strategy pad_to_multiple_of""",
+        "the tokenizer's own template, a name (chatml) or file: chat_template": "template use_legacy_tmpl",
+        "rows carry their system message, a message of the role system: preprocess can add one": """default_system
+            default_system_message new_system_prompt""",
         "an argument of the template: chat_template_kwargs={'enable_thinking': false}": "enable_thinking",
         "choose attention: auto (the default), documents, flash3, flash4, sdpa, eager": """flash_attention sdp_attention
             xformers_attention
             disable_flash_attn use_flash_attention_2""",
         "adapter=lora trains every linear layer but the head, unless target_modules names some": "lora_target_linear",
         "kernels=liger takes each of Liger's layers that gives the same numbers": """liger_rope liger_rms_norm
-            liger_glu_activation""",
+            liger_glu_activation liger_layer_norm liger_rms_norm_gated""",
         _KERNELS: "liger_fused_linear_cross_entropy cut_cross_entropy",
         _SHARDING: """fsdp fsdp_config fsdp_version fsdp_options deepspeed deepspeed_options distributed_backend
             accelerator_config""",
+        "target_modules names layers of the model, its head among them, and the kinds attention and mlp": """
+            apply_lora_to_mlp apply_lora_to_output""",
+        "times the number of epochs it is max_steps": "max_steps_per_epoch",
         "choose activation_checkpointing=false": "disable_gradient_checkpointing",
         "eval_every_steps or eval_at_epoch; the beginning and the end are always measured": """eval_strategy evaluation_strategy
             min_samples_per_validation""",
@@ -224,13 +249,14 @@ TOLD = {
         "a loss beside others: loss_type=['sigmoid', 'sft'] with loss_weights, or cpo_alpha of simpo": "pref_ftx",
         "name the weights that train in unfrozen_parameters": """freeze_trainable_layers freeze_trainable_modules
             freeze_extra_modules""",
-        "the token that ends a turn is the template's own, or turn_end": "eos_token pad_token special_tokens",
+        "the token that ends a turn is the template's own, or turn_end": "eos_token pad_token special_tokens eot_tokens",
         "give paths in data_path": "dataset_dir",
         "a server samples with sampler=vllm and sampler_url; it is started by itself": """use_vllm vllm_mode
             vllm vllm_server_host vllm_server_port vllm_server_timeout""",
         "completions come from the model that trains": "vllm_gpu_memory_utilization gpu_memory_utilization n_gpus",
         "rollouts/step_N.jsonl has every completion": "log_completions",
         "forge export RUN --merge, or with --format gguf": "save_pretrained_merged save_pretrained_gguf merge_lora",
+        "name the columns in rename_columns, each with ours": "column_map",
         "shorten the file, or set max_steps": "max_samples max_train_samples",
         "weights are given beside the paths: data_path={'a.jsonl': 0.7, 'b.jsonl': 0.3}": "mix_strategy interleave_probs",
         "an argument of the verbs in Python: a list of objects that watch the run": "callbacks",
@@ -249,7 +275,7 @@ TOLD = {
         "apollo_rank, apollo_update_interval, apollo_scale, momentum and eps are settings of their own": "optim_args",
         _OFF: """use_unsloth use_kt plugins
             parallelism_config relora loftq_config gptq
-            use_badam use_adam_mini
+            use_badam use_adam_mini embedding_lr lr_groups loraplus_lr_embedding
             disable_dropout dataset_exact_deduplication min_sample_len tool_format val_loss_improvement_threshold lora_bias""",
         "forge push RUN org/name uploads an export": "push_to_hub hub_model_id hub_strategy",
     }.items()
@@ -330,7 +356,7 @@ OWN = {
 CHOICES = {
     "optimizer": {
         **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "paged_adamw", "paged_adamw_32bit"), "adamw"),
-        **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), "adamw_8bit"),
+        **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit"), "adamw_8bit"),
         **dict.fromkeys(("schedule_free_adamw", "schedule_free"), "schedule_free"),
         "adafactor": "adafactor",
         **{name: name for name in ("muon", "apollo", "apollo_mini")},
@@ -394,7 +420,8 @@ def hint(name: str, known: Collection[str]) -> str | None:
     if ALSO.get(name) in known:
         return f"here it is `{ALSO[name]}`"
     if here is not None:
-        return f"here it is `{here}`" + (
+        second = f", and `{SECOND[name]}`" if SECOND.get(name) in known else ""
+        return f"here it is `{here}`{second}" + (
             "" if here in known else f", a setting of forge {OWN.get(here, 'sft and all others that train')}"
         )
     if name in SWITCHES:

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 import forge_algos
-from forge._counted import counted
+from forge._counted import counted, figure
 from forge._errors import SettingsError
 from forge.tasks._reference_model import why_not_off
 from forge.tasks._task import Evaluation, Run, StepSource
@@ -64,7 +64,10 @@ def ended_by(s: Any, *, waited: int, measured: Evaluation | None) -> tuple[str, 
         return "early_stopping_patience", f"{counted(patience, 'measurements')} brought nothing better"
     moved = None if measured is None else measured.figures.get("kl_base")
     if limit is not None and moved is not None and not moved < limit:
-        return "stop_at_kl", f"the model has moved {moved:.4f} nats a token from its base (kl_base), and stop_at_kl={limit:g}"
+        return (
+            "stop_at_kl",
+            f"the model has moved {figure(moved)} nats a token from its base (kl_base), and stop_at_kl={limit:g}",
+        )
     return None
 
 

@@ -17,7 +17,7 @@ import forge_algos
 import forge_data
 import forge_dist
 import forge_packing
-from forge._counted import counted
+from forge._counted import counted, figure
 from forge.settings._settings import RunSettings, row_tokens
 from forge.tasks.items._items import Items, padding
 
@@ -49,8 +49,8 @@ class Evaluation:
         return self.loss if name == "loss" else self.figures.get(name)
 
     def __str__(self) -> str:
-        parts = [] if self.loss is None else [f"loss {self.loss:.4f}"]
-        parts += [f"{name} {value:.4f}" for name, value in self.figures.items()]
+        parts = [] if self.loss is None else [f"loss {figure(self.loss)}"]
+        parts += [f"{name} {figure(value)}" for name, value in self.figures.items()]
         return f"{', '.join(parts)} over {counted(round(self.count, 1), self.unit)}"
 
 

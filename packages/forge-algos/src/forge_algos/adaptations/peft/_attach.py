@@ -201,7 +201,7 @@ def attach_to_targets(
     return PeftAdaptation(attached, *lines, *notes, attach=trained_rows.read_onto if beside else None, halves=halves)
 
 
-def peft_config(settings: AdapterSettings, task_type: str, **arguments: Any) -> "PeftConfig":
+def peft_config(settings: AdapterSettings, task_type: str | None, **arguments: Any) -> "PeftConfig":
     """Make PEFT's configuration from the adapter's row, its settings and further arguments."""
     kind = ADAPTERS[settings.adapter]
     own = {argument: getattr(settings, field) for argument, field in kind.arguments.items()}
@@ -216,13 +216,16 @@ def config_class(settings: AdapterSettings) -> Any:
     return getattr(peft, ADAPTERS[settings.adapter].peft)
 
 
-def task_type_of(model: nn.Module) -> str:
+def task_type_of(model: nn.Module) -> str | None:
     """Return PEFT's name for the kind of model: SEQ_CLS, FEATURE_EXTRACTION or CAUSAL_LM.
 
-    A model with a layer `score`, which PEFT trains and saves itself, one without a head, any other.
+    A model with a layer `score`, which PEFT trains and saves itself, one without a head, any other of transformers'; None of no
+    kind of those.
     """
     if score(model) is not None:
         return "SEQ_CLS"
+    if getattr(model, "config", None) is None and not hasattr(model, "prepare_inputs_for_generation"):
+        return None  # PEFT's wrapper of a causal model asks for it
     return "FEATURE_EXTRACTION" if headless(model) else "CAUSAL_LM"
 
 

@@ -99,7 +99,7 @@ def _with_shape(settings: AdapterSettings, stored: StoredAdapter) -> AdapterSett
     return attrs.evolve(settings, **stored.shape)
 
 
-def _config(stored: StoredAdapter, settings: AdapterSettings, task_type: str) -> Any:
+def _config(stored: StoredAdapter, settings: AdapterSettings, task_type: str | None) -> Any:
     from peft import PeftConfig
 
     try:

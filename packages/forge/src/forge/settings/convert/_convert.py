@@ -19,11 +19,14 @@ from forge.settings.convert._data import data, rows
 from forge.settings.convert._defaults import add_defaults
 from forge.settings.convert._draft import Draft, plain
 from forge.settings.convert._objective import METHOD_KEYS, methods, online, preferences, verb_of
-from forge.settings.convert._run import adapter, batch, dtype, length, optimizer, schedule, strategy
+from forge.settings.convert._run import adapter, batch, dtype, length, optimizer, schedule
+from forge.settings.convert._sharding import strategy
+from forge.settings.convert._torchtune import torchtune
 
 LIBRARIES = {
     "Axolotl": "base_model datasets sequence_len micro_batch_size val_set_size sample_packing pretraining_dataset rl".split(),
     "LLaMA-Factory": "stage finetuning_type cutoff_len dataset template lora_rank lora_target do_train val_size".split(),
+    "torchtune": "checkpointer metric_logger epochs max_steps_per_epoch clip_grad_norm enable_activation_checkpointing".split(),
     "TRL": "model_name_or_path dataset_name max_length use_peft num_train_epochs lora_target_modules dataset_num_proc".split(),
 }
 """Library → keys that tell its files from the others'."""
@@ -36,12 +39,19 @@ _BESIDE = re.compile(
     r"(wandb|mlflow|comet|swanlab|trackio|clearml|hub|log|logging|profiler?)_.*|use_(wandb|mlflow|comet|tensorboard|swanlab|ray)"
     r"|push_to_hub|run_name|debug|local_rank|save_(strategy|steps|only_model|first_step|on_each_node)|saves_per_epoch"
     r"|overwrite_output_dir|data_output_dir|dataset_prepared_path|cache_dir|(per_device_)?eval_batch_size|trust_remote_code"
+    r"|liger_.*|cut_cross_entropy|use_kernels|(fused|flex|flash)_attn_.*|torch_compile_.*|ddp_.*|otel_.*|use_otel_metrics|ray_.*"
+    r"|fsdp_config\.(fsdp_)?(use_orig_params|cpu_ram_efficient_loading)|accelerator_config|low_cpu_mem_usage|device_map"
+    r"|sample_packing_(bin|group)_size|multipack_real_batches|pretrain_multipack_attn|streaming|streaming_.*|auto_find_batch_size"
+    r"|dataset_keep_in_memory|gc_steps|lora_on_cpu|include_tokens_per_second|experts_implementation|hf_use_auth_token"
+    r"|resize_token_embeddings_to_32x|tokenizer_use_fast|group_by_length"
 )
-"""Keys of trackers, logs, uploads, saving and caches: whatever they say, the same is trained."""
+"""Keys of trackers, logs, uploads, saving, caches and kernels: whatever they say, the same is trained."""
 _ARGUMENTS = ("lr_scheduler_kwargs", "lr_scheduler_args", "optim_args", "fsdp_config")
 """Keys that hold names and values, numbers among them."""
 _NAMES = ("dataset_dir", "dataset_config", "dataset_train_split", "dataset_test_split", "template")
 """Keys of texts, beside those of settings that are texts here."""
+_HERE_ANYWAY = ("disable_gradient_checkpointing",)
+"""Keys that ask, when true, for what forge does by default; when false, for less memory."""
 _SINGLE = ("adapter", "finetuning_type", "lora_rank", "num_train_epochs", "num_epochs", *METHOD_KEYS)
 """Keys that are read here, and hold a single value in every library; so do those of `CHOICES`."""
 
@@ -79,6 +89,11 @@ def read_foreign(text: str, name: str) -> dict[str, Any]:
 
 def library_of(values: Mapping[str, Any], name: str) -> str:
     """Return the library of which a configuration has most keys. Raises RecipeError."""
+    if values.keys() & {"dist_config", "peft_config", "kernel_config"} and "train_dataset" in values:
+        raise RecipeError(
+            f"{name}: is of LLaMA-Factory's second generation (v1), whose files are not converted; a file with "
+            "model_name_or_path and stage is one of its first."
+        )
     marks = {library: sum(key in values for key in keys) for library, keys in LIBRARIES.items()}
     best = max(marks, key=lambda library: marks[library])
     if not marks[best]:
@@ -107,6 +122,11 @@ def convert(
         RecipeError: the configuration does not say which verb it is for.
 
     """
+    if library == "torchtune":
+        found_verb, settings, unread, comments = torchtune(values, settings_of, verb)
+        return Converted(
+            library, found_verb, settings, unread, {name: text for name, text in comments.items() if name in settings}
+        )
     lost: list[str] = []
     left = _readable(_flat(values, library), lost)
     if verb is None:
@@ -119,7 +139,12 @@ def convert(
     for take in (methods, batch, length, schedule, optimizer, dtype, adapter, data, rows, preferences, online, strategy):
         take(draft)
     for key, value in draft.left.items():
-        if key in NOT_NEEDED or (key in SWITCHES and value is False) or (key in SO_ANYWAY and value == SO_ANYWAY[key]):
+        if (
+            key in NOT_NEEDED
+            or key in _HERE_ANYWAY
+            or (key in SWITCHES and value is False)
+            or (key in SO_ANYWAY and value == SO_ANYWAY[key])
+        ):
             continue
         setting, ours = _setting(key, draft), SWITCHES[key].partition("=")[2] if key in SWITCHES and value is True else value
         if setting in draft.known and key not in TOLD:
@@ -205,6 +230,8 @@ def _carry(key: str, field: attrs.Attribute[Any], value: Any, draft: Draft) -> N
         value = CHOICES[setting][value]
         if value == "auto":
             return
+    if setting == "activation_offloading" and value in ("legacy", "disk"):
+        value = True
     if setting == "activation_checkpointing" and value in ("unsloth", "offload", "offload_disk"):
         # Unsloth's moves what is kept to the host too; only the memory that a run takes depends on it.
         draft.found["activation_offloading"], value = True, True

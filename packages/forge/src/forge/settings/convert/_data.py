@@ -33,6 +33,8 @@ _AS_ANYWAY: dict[str, tuple[object, ...]] = {
     "train_on_eos": ("turn",),
     "chat_template": ("tokenizer_default",),
     "field": ("text",),
+    "text_column": ("text",),
+    "field_tools": ("tools",),
     "field_messages": ("messages", "conversations"),
     "field_chosen": ("chosen",),
     "field_rejected": ("rejected",),
@@ -50,8 +52,21 @@ _OF_AN_ENTRY = {
     "data_dir": "give the files in data_path",
     "type": "the format is recognised from the rows; or choose data_format",
     "columns": "columns that a format does not read are left out by themselves",
+    "chat_template": "one chat_template is that of all data sets",
+    "weight": "shares of data sets are a mapping: data_path={'a.jsonl': 0.7, 'b.jsonl': 0.3}",
+    "skip": "a part of the rows: shorten the file, or name a slice of the split, org/name:train[1000:]",
+    **dict.fromkeys(("drop_system_message", "split_thinking"), "change the messages with preprocess"),
 }
 """Key of a data set's entry → what there is instead; other keys are those of the whole file, or name columns."""
+_COLUMNS = {
+    "field": "text",
+    "text_column": "text",
+    "field_messages": "messages",
+    "field_chosen": "chosen",
+    "field_rejected": "rejected",
+    "field_tools": "tools",
+}
+"""Key of a data set's entry that names a column → the name that forge reads."""
 _FILE = re.compile(r"\.(jsonl?|parquet|csv|arrow)(\.\w+)?$")
 
 
@@ -64,6 +79,13 @@ _NEAR_TEMPLATE = 0.82
 
 def _evaluations(draft: Draft) -> None:
     """Read when held-out rows are measured."""
+    if "evaluation_strategy" in draft.left:
+        draft.left.setdefault("eval_strategy", draft.left.pop("evaluation_strategy"))  # its name of old
+    if draft.library == "Axolotl" and draft.left.get("eval_max_new_tokens"):
+        draft.lose("eval_max_new_tokens", "answers that are written while a model trains are those to eval_prompts")
+    if draft.library == "Axolotl" and "eval_data_path" not in draft.found and not draft.left.get("val_set_size"):
+        for key in ("eval_steps", "evals_per_epoch", "eval_strategy"):
+            draft.left.pop(key, None)  # read by nothing there: no row is held out
     if draft.left.get("eval_strategy") in ("no", False, "epoch"):
         draft.left.pop("eval_steps", None)  # read by nothing there
     draft.drop("eval_strategy", when=("no", False, *(["steps"] if draft.left.get("eval_steps") else [])))
@@ -119,6 +141,8 @@ def _counts(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
+_OF_SPEED = ("LigerPlugin", "CutCrossEntropyPlugin")
+"""Plugins of Axolotl's that change no number; what Liger's switches are here is said of each."""
 _SAMPLED_BY_TRL = ("grpo", "rloo", "distill")
 """Verbs whose trainers in TRL draw prompts by `shuffle_dataset`; the other trainers draw at random whatever it says."""
 
@@ -133,7 +157,7 @@ def data(draft: Draft) -> None:
             continue
         paths: list[str] = []
         for each in given if isinstance(given, list) else [given]:
-            paths += _paths(each, key, kinds, lost)
+            paths += _paths(each, key, kinds, draft)
         found[setting] = paths[0] if len(paths) == 1 else paths
     draft.lost += [f"datasets[].type: {kind}: {_TYPES[kind]}" for kind in dict.fromkeys(kinds) if kind in _TYPES]
     formats = {FORMATS[kind] for kind in kinds if kind in FORMATS}
@@ -156,12 +180,12 @@ def data(draft: Draft) -> None:
             found["eval_data_path"] = ":".join([*on_hub, str(test)])
     _evaluations(draft)
     _savings(draft)
-    share = left.get("val_set_size", left.get("val_size"))
-    if isinstance(share, (int, float)) and not 0 < share < 1:
-        left.pop("val_set_size", None)
-        left.pop("val_size", None)
-        if share:
-            lost.append(f"val_size: {share}: validation_split is a share of the rows, below 1")
+    for key in ("val_set_size", "val_size"):
+        share = left.get(key)
+        if isinstance(share, (int, float)) and not 0 < share < 1:
+            del left[key]
+            if share:
+                lost.append(f"{key}: {share}: a number of rows; validation_split is a share of them, below 1")
     _order(draft)
     _long_rows(draft)
 
@@ -253,10 +277,15 @@ def rows(draft: Draft) -> None:
     draft.drop("batch_flattening", "padding_free")
     draft.drop("packing_strategy", when=("bfd",))
     draft.drop("pad_to_multiple_of", when=("auto",))
+    if isinstance(left.get("plugins"), list):
+        left["plugins"] = [each for each in left["plugins"] if not str(each).endswith(_OF_SPEED)]
     special = left.get("special_tokens")
     if isinstance(special, Mapping):
         left["special_tokens"] = {name: token for name, token in special.items() if name != "pad_token"}  # nothing is padded
-    draft.drop("dataset_text_field", when=("text",))
+    if isinstance(left.get("dataset_text_field"), str):
+        column = left.pop("dataset_text_field")
+        if column != "text":
+            _rename(column, "text", draft)
     draft.drop("roles_to_train", when=(["assistant"],))
     draft.drop("train_on_eos", when=("turn",))
     draft.drop("flash_attention", "flash_attn", "use_flash_attention_2", when=(True, False, "auto", "fa2"))
@@ -321,8 +350,9 @@ def _misspelt(name: str, library: str) -> str | None:
     return None
 
 
-def _paths(each: Any, key: str, kinds: list[str], lost: list[str]) -> list[str]:
-    """Return the paths of one entry of `datasets`, and add its type to `kinds`."""
+def _paths(each: Any, key: str, kinds: list[str], draft: Draft) -> list[str]:
+    """Return the paths of an entry of `datasets`; add its type to `kinds`, and its columns."""
+    lost = draft.lost
     if not isinstance(each, Mapping):
         return [str(each)]
     own = dict(each)
@@ -337,7 +367,9 @@ def _paths(each: Any, key: str, kinds: list[str], lost: list[str]) -> list[str]:
                 here += "; columns of other names are read with rename_columns ({question: prompt, answer: completion})"
             lost.append(f"{key}[].type: {kind!r}: {here}")
     for name, value in own.items():
-        if value not in (None, *_AS_ANYWAY.get(name, ())) and not (name == "roles" and _usual(value)):
+        if name in _COLUMNS and isinstance(value, str) and value not in _AS_ANYWAY.get(name, ()):
+            _rename(value, _COLUMNS[name], draft)
+        elif value not in (None, *_AS_ANYWAY.get(name, ())) and not (name == "roles" and _usual(value)):
             lost.append(f"{key}[].{name}: {value!r}: {_instead(name)}")
     if files is not None:
         return [str(file) for file in (files if isinstance(files, list) else [files])]
@@ -358,6 +390,13 @@ def _usual(roles: Any) -> bool:
 
 def _instead(name: str) -> str:
     """Say what there is instead of a key of a data set's entry."""
-    if name == "chat_template":
-        return "one chat_template is that of all data sets"
-    return _OF_AN_ENTRY.get(name) or hint(name, ()) or "rename columns with rename_columns"
+    other = "rename columns with rename_columns" if "field" in name else "forge has nothing of the kind"
+    return _OF_AN_ENTRY.get(name) or hint(name, ()) or other
+
+
+def _rename(column: str, ours: str, draft: Draft) -> None:
+    """Read a column under the name that forge's formats have for it."""
+    names = dict(draft.found.get("rename_columns") or {})  # type: ignore[call-overload]
+    if names.setdefault(column, ours) != ours:
+        draft.lost.append(f"datasets[]: the column {column!r} is {names[column]} of one data set and {ours} of another")
+    draft.found["rename_columns"] = names

@@ -13,6 +13,7 @@ METHODS = {
     "pt": "pretrain",
     "rm": "reward",
     "ipo": "dpo",
+    "gdpo": "grpo",
 }
 METHOD_KEYS = ("rl", "stage", "pref_loss", "reward_model", "pretraining_dataset")
 _SIGNS = {
@@ -46,6 +47,12 @@ _REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward
 _READ_SMOOTHING = {"cdpo", "exo_pair", "robust", "aot", "aot_unpaired"}
 """Losses of DPO that read `label_smoothing`, here and, but for `cdpo`, in TRL."""
 
+_NO_TRAINING = {
+    "export_dir": "`forge export RUN --merge` writes the merged model",
+    "infer_backend": "`forge chat RUN` and `forge serve RUN` answer prompts",
+    "do_predict": "`forge generate RUN` answers prompts, `forge eval RUN` scores a model",
+}
+"""Key of LLaMA-Factory's files for its other commands → the command here."""
 _LIKELIHOOD = (
     "normalize: the likelihood of the wanted answers is a mean over a micro-batch's tokens there, over the step's here",
     "normalize: the likelihood of the wanted answers is the mean of each one's own mean there, over all their tokens here",
@@ -66,6 +73,9 @@ def verb_of(left: Mapping[str, Any], library: str) -> str:
             f"{key}: {value!r}: forge has no such method. Methods: {', '.join(dict.fromkeys(METHODS.values()))}; with --verb "
             "the rest of the file is read for one of them."
         )
+    for key, instead in _NO_TRAINING.items():
+        if library == "LLaMA-Factory" and left.get(key) and left.get("do_train") is not True and not left.get("dataset"):
+            raise RecipeError(f"{key}: {left[key]!r}: this file trains nothing, so that there is no recipe of it: {instead}.")
     loss = left.get("pref_loss")
     for method in (loss if loss in ("orpo", "simpo") else None, left.get("rl"), left.get("stage")):
         if isinstance(method, str) and method in METHODS:
@@ -97,11 +107,15 @@ def methods(draft: Draft) -> None:
         if isinstance(value, bool) or (isinstance(value, str) and value in METHODS):
             if draft.verb == "dpo" and (key == "pref_loss" or value == "ipo"):
                 draft.found["loss_type"] = (str(value),)
+            if value == "gdpo":
+                left.setdefault("multi_objective_aggregation", "normalize_then_sum")
             del left[key]
     if draft.verb == "kto":
         draft.drop("loss_type", when=("kto", ["kto"]))
         for key in ("pref_loss", "dpo_loss_type"):  # DPO alone reads these
             left.pop(key, None)
+    if draft.verb == "reward":
+        draft.drop("num_labels", when=(1,))
     if isinstance(left.get("loss_type"), str) and draft.verb in ("sft", "osft"):
         left["loss_type"] = left["loss_type"].replace("chunked_nll", "nll")
 

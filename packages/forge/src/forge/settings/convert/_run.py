@@ -6,7 +6,6 @@ import math
 import re
 from typing import Any, TypeGuard
 
-from forge.settings._accelerate import sharding
 from forge.settings.convert._draft import LORA, Draft, plain
 
 _OF_A_GPU = ("per_device_train_batch_size", "per_gpu_train_batch_size", "micro_batch_size")
@@ -134,6 +133,9 @@ def schedule(draft: Draft) -> None:
     kind = left.get("lr_scheduler_type") or left.get("lr_scheduler")
     if draft.library == "Axolotl" and left.get("cosine_min_lr_ratio") and kind in (None, "cosine"):
         left["lr_scheduler"] = "cosine_with_min_lr"
+        if left["cosine_min_lr_ratio"] == 1:
+            left["lr_scheduler"] = "constant"  # a cosine that falls to where it begins
+            del left["cosine_min_lr_ratio"]
     key = next((key for key in ("lr_scheduler_kwargs", "lr_scheduler_args") if isinstance(left.get(key), dict)), None)
     if key is None:
         return
@@ -229,15 +231,18 @@ def _arguments(text: Any) -> dict[str, Any] | None:
 def dtype(draft: Draft) -> None:
     """Read the number format from switches; `auto` and what is off are left open."""
     left = draft.left
-    flags = {key: left.pop(key) for key in ("bf16", "fp16", "pure_bf16", "tf32", "fp8", "torch_dtype", "dtype") if key in left}
+    flags = {key: left.pop(key) for key in _NUMBER_FORMATS if key in left}
     on = {key for key, value in flags.items() if value is True} | {str(value) for value in flags.values()}
     if on & {"bf16", "pure_bf16", "bfloat16"}:
         draft.found["dtype"] = "bfloat16"
         return
-    draft.lost += [f"{key}: true: dtype is float32 or bfloat16" for key in ("fp16", "fp8") if key in on]
+    draft.lost += [f"{key}: true: dtype is float32 or bfloat16" for key in ("fp16", "float16", "fp8") if key in on]
     off = flags.get("bf16") is False and draft.library != "LLaMA-Factory"  # which computes in the model's own dtype then
     if "float32" in on or (off and not on & {"fp16", "float16", "fp8"}):
         draft.found["dtype"] = "float32"
+
+
+_NUMBER_FORMATS = "bf16 fp16 pure_bf16 bfloat16 float16 tf32 fp8 torch_dtype dtype".split()
 
 
 def adapter(draft: Draft) -> None:
@@ -262,6 +267,8 @@ def adapter(draft: Draft) -> None:
         for key in [key for key in left if key.startswith("lora_") or key == "peft_layers_to_transform"]:
             del left[key]
     _targets(draft)
+    if left.get("unfrozen_parameters") and kind != "none":
+        draft.lose("unfrozen_parameters", "beside an adapter it alone trains; modules_to_save trains other modules whole")
     for pattern in left.get("unfrozen_parameters") or ():
         if str(pattern)[-1:].isdigit():
             lost.append(f"unfrozen_parameters: {pattern}: one layer here; in Axolotl also those whose number begins so")
@@ -401,42 +408,13 @@ def _targets(draft: Draft) -> None:
         left.pop("lora_target_modules", None)
     if every:
         draft.found["target_modules"] = None  # so that no default of the other library takes its place
+    for key in ("lora_target_modules", "lora_target"):
+        pattern = left.get(key)
+        if isinstance(pattern, str) and re.search(r"[\\(|+^$]|\.\*", pattern):
+            draft.lose(
+                key, "a regular expression: target_modules takes names, patterns with * and ?, and kinds (attention, mlp)"
+            )
+            draft.found["target_modules"] = None
     for key in ("lora_target", "additional_target"):
         if isinstance(left.get(key), str):
             left[key] = [name.strip() for name in left[key].split(",")]
-
-
-def strategy(draft: Draft) -> None:
-    """Read the sharding: any FSDP is fsdp2, and DeepSpeed's stage stands in its file's name."""
-    left, lost = draft.left, draft.lost
-    words, config = left.pop("fsdp", None), left.pop("fsdp_config", None)
-    left.pop("fsdp_version", None)
-    deepspeed = left.pop("deepspeed", None)
-    if deepspeed:
-        text = str(deepspeed).lower()
-        stage = re.search(r"z(?:ero)?[-_]?(?:stage)?[-_]?([0-3])", text)
-        if stage:
-            draft.found["strategy"] = f"zero{stage[1]}" if stage[1] != "0" else "ddp"
-            if re.search(r"(?<!no)(?<!no[-_])offload", text):
-                draft.found["cpu_offload"] = True
-            return
-        lost.append(f"deepspeed: {deepspeed!r}: choose strategy=zero1, zero2 or zero3")
-    if words or config:
-        if config and not isinstance(config, dict):
-            lost.append(f"fsdp_config: {config!r}: the file is not read: write its keys here, or give what it says as settings")
-        section = {str(key): value for key, value in config.items()} if isinstance(config, dict) else {}
-        asked = words if isinstance(words, list) else str(words).split()
-        section |= {key: value for word, (key, value) in _FSDP_WORDS.items() if word in asked}
-        settings, refused = sharding(section)
-        draft.found |= settings
-        lost += [f"fsdp_config.{key}: {section.get(key)!r}: {why}" for key, why in refused.items()]
-
-
-_FSDP_WORDS = {
-    "shard_grad_op": ("reshard_after_forward", False),
-    "no_shard": ("sharding_strategy", "NO_SHARD"),
-    "hybrid_shard": ("sharding_strategy", "HYBRID_SHARD"),
-    "hybrid_shard_zero2": ("sharding_strategy", "HYBRID_SHARD_ZERO2"),
-    "offload": ("offload_params", True),
-}
-"""Word in `fsdp` → the key of `fsdp_config` that says the same."""

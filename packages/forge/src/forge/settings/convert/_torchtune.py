@@ -1,0 +1,278 @@
+"""A nested configuration of torchtune → a recipe, section by section."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from forge._errors import RecipeError, SettingsError
+from forge.settings._settings import converted
+from forge.settings.convert._draft import plain
+
+Fields = Mapping[str, "attrs.Attribute[Any]"]
+
+_SOURCES = {
+    "alpaca_dataset": "tatsu-lab/alpaca",
+    "alpaca_cleaned_dataset": "yahma/alpaca-cleaned",
+    "slimorca_dataset": "Open-Orca/SlimOrca-Dedup",
+    "samsum_dataset": "Samsung/samsum",
+    "grammar_dataset": "liweili/c4_200m",
+    "stack_exchange_paired_dataset": "lvwerra/stack-exchange-paired",
+    "hh_rlhf_helpful_dataset": "RLHFlow/HH-RLHF-Helpful-standard",
+}
+"""Builder of a data set → its `source` where a file gives none."""
+_LEARN_PROMPTS = ("alpaca_dataset", "alpaca_cleaned_dataset")
+"""Builders whose `train_on_input` is true where a file gives none."""
+_OPTIMIZERS = {
+    "AdamW": "adamw",
+    "PagedAdamW": "adamw",
+    "AdamW8bit": "adamw_8bit",
+    "PagedAdamW8bit": "adamw_8bit",
+    "Adam": "adamw",
+}
+_SECTIONS = "model tokenizer checkpointer dataset dataset_val optimizer lr_scheduler loss metric_logger".split()
+_PLAIN = {
+    "output_dir": "ckpt_output_dir",
+    "epochs": "num_epochs",
+    "seed": "seed",
+    "shuffle": "shuffle",
+    "log_every_n_steps": "logging_steps",
+    "enable_activation_checkpointing": "activation_checkpointing",
+    "enable_activation_offloading": "activation_offloading",
+    "tensor_parallel_dim": "tp_size",
+    "context_parallel_dim": "cp_size",
+    "fsdp_cpu_offload": "cpu_offload",
+    "run_val_every_n_steps": "eval_every_steps",
+}
+"""Key at the top → setting of the same meaning."""
+_NOTHING = re.compile(
+    r"profiler|device|log_level|log_peak_memory_stats|resume_from_checkpoint|save_adapter_weights_only|batch_size_val|optimizer_in_bwd"
+    r"|custom_sharded_layers|fsdp_reshard_after_forward|cudnn_deterministic_mode|enable_async_checkpointing|base_dir|task_type"
+    r"|activation_checkpointing_mode|save_last_epoch_only|epochs_to_save|use_output_dir"
+)
+"""Keys at the top that change no number, or ask for what forge does anyway."""
+_OTHER_RECIPES = {
+    "quantizer": "quantization-aware training, which forge has not",
+    "grpo_samples": "GRPO, whose rewards are written in Python there: `forge grpo`",
+    "ppo_epochs": "PPO: `forge ppo`",
+    "tasks": "an evaluation: `forge eval`",
+    "prompt": "a generation: `forge generate`",
+}
+"""Key → the recipe of torchtune that has it, of which none is made here."""
+
+
+def torchtune(
+    values: Mapping[str, Any], settings_of: Callable[[str], Fields], verb: str | None
+) -> tuple[str, dict[str, object], list[str], dict[str, str]]:
+    """Return the verb, its settings, `key: reason` of what is lost, and comments.
+
+    Raises:
+        RecipeError: the file is of a recipe that trains otherwise.
+    """
+    values = {key: _filled(value, values) for key, value in values.items()}
+    for key, what in _OTHER_RECIPES.items() if verb is None else ():
+        if values.get(key) is not None:
+            raise RecipeError(f"{key}: this file is of {what}; with --verb the rest of it is read for another method.")
+    parts: dict[str, Mapping[str, Any]] = {}
+    for name in _SECTIONS:
+        section = values.get(name)
+        parts[name] = section if isinstance(section, Mapping) else {}
+    loss = _component(parts["loss"])
+    verb = verb or ("dpo" if "DPO" in loss else "distill" if "teacher_model" in values else "sft")
+    found: dict[str, object] = {}
+    lost: list[str] = []
+    comments: dict[str, str] = {}
+    for key, setting in _PLAIN.items():
+        found[setting] = values.get(key)
+    found["model_path"] = parts["checkpointer"].get("checkpoint_dir")
+    _adapter(parts["model"], found, lost)
+    for key, setting in (("dataset", "data_path"), ("dataset_val", "eval_data_path")):
+        _data(key, values.get(key), setting, found, lost)
+    if parts["tokenizer"].get("max_seq_len"):
+        found |= {"max_seq_len": parts["tokenizer"]["max_seq_len"], "on_overflow": "truncate"}
+    _steps(values, found, lost)
+    _optimizer(parts, values, found, lost, comments)
+    _rest(parts, values, found, lost)
+    if verb == "dpo":
+        found |= {"beta": parts["loss"].get("beta"), "label_smoothing": parts["loss"].get("label_smoothing") or None}
+    known = {*_PLAIN, *_SECTIONS, *_READ}
+    lost += [
+        f"{key}: {value!r}: forge has nothing of the kind"
+        for key, value in values.items()
+        if key not in known and value not in (None, False, [], {}) and not _NOTHING.fullmatch(key)
+    ]
+    return verb, _checked(found, settings_of(verb), lost), lost, comments
+
+
+_READ = """batch_size gradient_accumulation_steps max_steps_per_epoch clip_grad_norm compile dtype tensor_parallel_plan
+    data_parallel_shard_dim data_parallel_replicate_dim teacher_model teacher_checkpointer""".split()
+
+
+def _filled(value: Any, values: Mapping[str, Any]) -> Any:
+    """Put the values in that `${key}` and `${section.key}` name."""
+    if isinstance(value, Mapping):
+        return {str(key): _filled(each, values) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_filled(each, values) for each in value]
+    for _ in range(8) if isinstance(value, str) else ():
+        named = re.search(r"\$\{([\w.]+)\}", value)
+        if named is None:
+            break
+        inner: Any = values
+        for name in named[1].split("."):
+            inner = inner.get(name) if isinstance(inner, Mapping) else None
+        if inner is None or isinstance(inner, (Mapping, list)):
+            break
+        value = inner if value == named[0] and not isinstance(inner, str) else value.replace(named[0], str(inner))
+        if not isinstance(value, str):
+            break
+    return plain(value)
+
+
+def _component(section: Mapping[str, Any]) -> str:
+    """Return the last part of a component's name."""
+    return str(section.get("_component_", "")).rpartition(".")[2]
+
+
+def _adapter(model: Mapping[str, Any], found: dict[str, object], lost: list[str]) -> None:
+    """Read the adapter from the builder's name, and the layers that have one."""
+    builder = _component(model)
+    if "lora" not in builder:
+        return
+    found["adapter"] = "qlora" if "qlora" in builder or model.get("quantize_base") else "lora"
+    if model.get("use_dora"):
+        found["adapter"] = "dora"
+    found |= {
+        "lora_r": model.get("lora_rank"),
+        "lora_alpha": model.get("lora_alpha"),
+        "lora_dropout": model.get("lora_dropout"),
+    }
+    given = model.get("lora_attn_modules")
+    layers = ["o_proj" if name == "output_proj" else str(name) for name in given] if isinstance(given, list) else []
+    if model.get("apply_lora_to_mlp"):
+        layers += ["gate_proj", "up_proj", "down_proj"]
+    found["target_modules"] = layers or None
+    if model.get("apply_lora_to_output"):
+        lost.append("model.apply_lora_to_output: True: the head is named in target_modules (lm_head), where it is not tied")
+
+
+def _data(key: str, given: Any, setting: str, found: dict[str, object], lost: list[str]) -> None:
+    """Read data sets: where they lie, names of columns, and what is learned of their rows."""
+    paths: list[str] = []
+    for entry in given if isinstance(given, list) else [given] if given else []:
+        own = dict(entry) if isinstance(entry, Mapping) else {"source": entry}
+        builder = _component(own)
+        source, files, split = (own.get(name) for name in ("source", "data_files", "split"))
+        source = source or _SOURCES.get(builder)
+        if files is not None:
+            paths += [str(file) for file in (files if isinstance(files, list) else [files])]
+        elif source is None:
+            lost.append(f"{key}: {builder}: give its rows in {setting}")
+        else:
+            part = own.get("name") or own.get("subset")
+            paths.append(":".join([str(source), *([str(part)] if part else []), str(split or "train")]))
+        if key == "dataset_val":
+            continue
+        if own.get("train_on_input", builder in _LEARN_PROMPTS):
+            found["train_on"] = "all"
+        if isinstance(own.get("column_map"), Mapping):
+            found["rename_columns"] = {
+                str(theirs): str(ours) for ours, theirs in own["column_map"].items() if theirs != ours
+            } or None
+        if builder.startswith(("alpaca", "grammar", "samsum")):
+            lost.append(f"{key}: {builder}: writes its rows in a prompt of its own; here they are learned in the chat template")
+        lost += [
+            f"{key}.{name}: {own[name]!r}: rows carry their system message and prompt: make them with preprocess"
+            for name in ("new_system_prompt", "prompt_template")
+            if own.get(name)
+        ]
+    found[setting] = paths[0] if len(paths) == 1 else paths or None
+
+
+def _steps(values: Mapping[str, Any], found: dict[str, object], lost: list[str]) -> None:
+    """Read the batch and the number of steps."""
+    size, times = values.get("batch_size") or 1, values.get("gradient_accumulation_steps") or 1
+    most, epochs = values.get("max_steps_per_epoch"), values.get("epochs") or 1
+    if all(isinstance(each, int) for each in (size, times)):
+        found["effective_batch_size"] = size * times
+        lost.append(
+            f"effective_batch_size: {size * times} is that of one GPU: multiply it by the number of GPUs that it was trained on"
+        )
+    if isinstance(most, int) and isinstance(epochs, int):
+        found["max_steps"], found["num_epochs"] = most * epochs, None
+        lost.append(
+            f"max_steps_per_epoch: {most}: times epochs: {epochs} is max_steps, in which each row is taken before any again"
+        )
+
+
+def _optimizer(
+    parts: Mapping[str, Mapping[str, Any]],
+    values: Mapping[str, Any],
+    found: dict[str, object],
+    lost: list[str],
+    comments: dict[str, str],
+) -> None:
+    """Read optimizer and schedule; what is left out is torch's default, or a constant rate."""
+    own, schedule = parts["optimizer"], parts["lr_scheduler"]
+    name = _component(own)
+    if name and name not in _OPTIMIZERS:
+        lost.append(f"optimizer: {name}: choose optimizer")
+    found["optimizer"] = _OPTIMIZERS.get(name)
+    betas = own.get("betas")
+    betas = betas if isinstance(betas, list) and len(betas) == 2 else [None, 0.999]
+    found |= {"learning_rate": own.get("lr"), "beta1": betas[0], "beta2": betas[1], "eps": own.get("eps")}
+    found["weight_decay"] = own.get("weight_decay", 0.0 if name == "Adam" else 0.01)
+    found["max_grad_norm"] = values.get("clip_grad_norm") or 0.0
+    kind = _component(schedule)
+    found["lr_scheduler"] = "cosine" if "cosine" in kind else "constant"
+    if schedule and "cosine" not in kind:
+        lost.append(f"lr_scheduler: {kind}: choose lr_scheduler")
+    found["warmup_steps"] = schedule.get("num_warmup_steps")
+    comments |= {} if "betas" in own else {"beta2": "torch's default"}
+    comments |= {} if values.get("clip_grad_norm") else {"max_grad_norm": "no clipping, torchtune's default"}
+    comments |= {} if "weight_decay" in own else {"weight_decay": "torch's default"}
+    comments |= {} if schedule else {"lr_scheduler": "torchtune's without a schedule"}
+
+
+def _rest(parts: Mapping[str, Mapping[str, Any]], values: Mapping[str, Any], found: dict[str, object], lost: list[str]) -> None:
+    """Read number format, compilation, ranks and trackers."""
+    found["dtype"] = {"bf16": "bfloat16", "fp32": "float32"}.get(str(values.get("dtype")))
+    if values.get("dtype") == "bf16" and "adapter" not in found:
+        lost.append("dtype: bf16: the weights are bfloat16 there too; here they are float32, and products bfloat16")
+    if values.get("compile") is True:
+        found["compile"] = "blocks"
+    shards, copies = values.get("data_parallel_shard_dim"), values.get("data_parallel_replicate_dim")
+    if isinstance(copies, int) and copies > 1:
+        found |= {"strategy": "hsdp", "shard_size": shards} if isinstance(shards, int) and shards > 1 else {"strategy": "ddp"}
+    logger = parts["metric_logger"]
+    tracker = {"WandBLogger": "wandb", "TensorBoardLogger": "tensorboard"}.get(_component(logger))
+    found["trackers"] = [tracker] if tracker else None
+    found["wandb_project"] = logger.get("project") if tracker == "wandb" else None
+    teacher = values.get("teacher_checkpointer")
+    found["teacher_path"] = teacher.get("checkpoint_dir") if isinstance(teacher, Mapping) else None
+    packed = [entry for entry in _entries(values.get("dataset")) if entry.get("packed")]
+    if packed:
+        lost.append(
+            "dataset.packed: True: rows are packed here too; but a batch counts packed rows there, and samples in "
+            "effective_batch_size: multiply it by the samples that fill such a row"
+        )
+
+
+def _entries(given: Any) -> list[Mapping[str, Any]]:
+    """Return the data sets of a section, one or several."""
+    return [each for each in (given if isinstance(given, list) else [given]) if isinstance(each, Mapping)]
+
+
+def _checked(found: Mapping[str, object], known: Fields, lost: list[str]) -> dict[str, object]:
+    """Return the settings that the verb has, in its types; list values that are none of theirs."""
+    settings: dict[str, object] = {}
+    for name, field in known.items():
+        if found.get(name) is not None:
+            try:
+                settings[name] = converted(field, found[name], "recipe")
+            except SettingsError as error:
+                lost.append(f"{name}: {found[name]!r}: {str(error).replace(' (recipe)', '')}")
+    return settings
