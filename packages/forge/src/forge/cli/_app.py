@@ -6,6 +6,7 @@ what stops one; 75 stopped by a signal with its state saved; 130 interrupted, 14
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -25,7 +26,7 @@ from forge._stderr import StandardError
 from forge._uncollected import process_of_one_command, uncollected
 from forge.cli._flags import as_flags
 from forge.cli._options import command_of
-from forge.cli._output import take_any_text
+from forge.cli._output import open_closed_streams, take_any_text
 from forge.cli._train import verb_command
 from forge.cli._words import check_words
 from forge.verbs._registry import VERBS, task_of
@@ -38,6 +39,7 @@ _TERMINATED = "SIGTERM"
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _OUTPUT_CLOSED = 141
 """Exit status where nobody reads the output any more, as a shell has it of a program that SIGPIPE ended."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Terminated(KeyboardInterrupt):
@@ -58,6 +60,7 @@ def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
+        open_closed_streams()
         process_of_one_command()
         take_any_text()
     debug = "--debug" in words or bool(os.environ.get(_DEBUG))
@@ -113,6 +116,10 @@ def _status(words: list[str], make: Callable[[str | None, Sequence[str]], cyclop
             # Whoever read the output has enough of it (`| head`). What is left is dropped, or Python would try it again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return _OUTPUT_CLOSED
+        if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
+            # Errors of the files of a run have their names: this one is of what was printed.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return _print_error(f"standard output cannot be written: {error.strerror}.", 1, debug=debug)
         status, what = getattr(error, "exit_status", None), _in_one_line(str(error), words)
         if status is not None:
             return _print_error(as_flags(what, flags), int(status) or 1, debug=debug)
