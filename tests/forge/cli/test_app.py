@@ -214,6 +214,20 @@ def test_a_name_does_not_look_like_a_message(tmp_path: Path, capsys: pytest.Capt
     assert "nothing\\nforge: finished; the model is in /tmp/evil\\x1b[8m" in line
 
 
+def test_a_current_directory_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shell whose directory was removed is told of it, and not of a defect."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    words = ["sft", "--model-path", "/m", "--data-path", "/d", "--ckpt-output-dir", "/o"]
+    assert (_cli.main(words), capsys.readouterr().err) == (
+        2,
+        "forge: the current directory is gone: change to one that is there.\n",
+    )
+
+
 def test_an_exception_makes_no_exit_status_of_success(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever an exception says of itself, the command that it ends failed."""
 

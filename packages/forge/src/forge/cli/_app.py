@@ -122,6 +122,8 @@ def _status(words: list[str], make: Callable[[str | None, Sequence[str]], cyclop
             # Errors of the files of a run have their names: this one is of what was printed.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return _print_error(f"standard output cannot be written: {error.strerror}.", 1, debug=debug)
+        if isinstance(error, FileNotFoundError) and error.filename is None and _is_nowhere():
+            return _print_error("the current directory is gone: change to one that is there.", 2, debug=debug)
         status, what = getattr(error, "exit_status", None), _in_one_line(str(error), words)
         if status is not None:
             return _print_error(as_flags(what, flags), int(status) or 1, debug=debug)
@@ -192,6 +194,15 @@ def _output_closed() -> bool:
     watched = select.poll()
     watched.register(sys.stdout.fileno(), select.POLLOUT)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in watched.poll(0))
+
+
+def _is_nowhere() -> bool:
+    """Return whether the current directory was removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _is_first() -> bool:
