@@ -28,6 +28,7 @@ def test_one_name_is_a_list_of_one():
     """A single name becomes a list, as a command line gives it."""
     assert GRPOSettings(reward="a:f", reward_weights=2).reward == ("a:f",)
     assert GRPOSettings(reward=["a:f", "b.c:g"], reward_weights=[1, 0.5]).reward_weights == (1, 0.5)
+    assert GRPOSettings(reward="a:f", reward_weights=0, missing_eos_penalty=1.0).reward_weights == (0.0,)
     assert len(PPOSettings(reward="a:f", reward_model_path="m", reward_weights=[1, 2]).reward_weights) == 2
 
 
@@ -70,6 +71,11 @@ def test_one_name_is_a_list_of_one():
         (GRPOSettings, {"clip": 1.0}, "clip must be"),
         (GRPOSettings, {"reward": "nocolon"}, "'package.module:function', got 'nocolon'"),
         (GRPOSettings, {"reward": ["a:f", "a:f"]}, "twice"),
+        (
+            GRPOSettings,
+            {"reward": ["a:f", "a:g"], "reward_weights": [0, 0]},
+            "leaves nothing to learn from: one must be other than 0",
+        ),
         (GRPOSettings, {"reward": "a:f", "reward_weights": [1, 2]}, "one for the reward model, 1 here, got 2"),
         (GRPOSettings, {"on_reward_error": "skip"}, "no effect without reward functions"),
         (GRPOSettings, {"loss_type": "ppo"}, "loss_type"),

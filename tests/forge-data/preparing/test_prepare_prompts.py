@@ -94,6 +94,8 @@ def test_nothing_left(write_rows, chatml_tokenizer, tmp_path):
     """A file without a prompt is refused with what became of its rows."""
     with pytest.raises(DataError, match="no prompt is left: kept 0 of 2 rows; dropped 2 empty_prompt"):
         prepare_prompts(write_rows([{"prompt": ""}] * 2), chatml_tokenizer, tmp_path / "store")
+    with pytest.raises(DataError, match="dropped 2 longer_than_max_prompt_len; raise max_prompt_len$"):
+        prepare_prompts(write_rows([{"prompt": "too long"}] * 2), chatml_tokenizer, tmp_path / "store", max_prompt_len=1)
     assert not (tmp_path / "store").exists()
 
 

@@ -169,6 +169,18 @@ def test_a_name_that_is_no_utf8(tmp_path):
         located(str(path))
 
 
+def test_a_name_where_python_reads_ascii(tmp_path, monkeypatch):
+    """Under PYTHONUTF8=0 no file is to be renamed: the variable is named."""
+    path = tmp_path / os.fsdecode(b"a\xff.jsonl")
+    try:
+        path.write_text("{}\n")
+    except OSError:
+        pytest.skip("this file system has UTF-8 names only")
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
+    with pytest.raises(DataError, match="Python reads names as ascii here .*set PYTHONUTF8=1"):
+        located(str(path))
+
+
 def test_a_directory_of_other_things(tmp_path):
     """A directory without a file of rows is refused."""
     (tmp_path / "README.md").write_text("x")

@@ -31,6 +31,7 @@ def wrong(row):
 def module(tmp_path, monkeypatch):
     """A user's module in the working directory."""
     (tmp_path / "user_rows.py").write_text(MODULE)
+    (tmp_path / "user_exits.py").write_text("import sys\nsys.exit(0)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "user_rows", raising=False)
@@ -140,6 +141,7 @@ def test_interrupted(stop):
         ("user_rows:", "name a function as"),
         ("user rows:x", "name a function as"),
         ("no_such_module:x", "`preprocess` is 'no_such_module:x', but no_such_module cannot be imported: ModuleNotFoundError"),
+        ("user_exits:x", "user_exits cannot be imported: SystemExit: 0; looked on sys.path"),
         ("user_rows:absent", "user_rows has no 'absent'; its functions: broken, nothing, twice, wrong"),
         ("user_rows:LIMIT", "`preprocess` is 'user_rows:LIMIT', which is int 3 and not a function"),
         (7, "`preprocess` is int 7; give a function or its name"),

@@ -214,6 +214,20 @@ def test_a_name_does_not_look_like_a_message(tmp_path: Path, capsys: pytest.Capt
     assert "nothing\\nforge: finished; the model is in /tmp/evil\\x1b[8m" in line
 
 
+def test_a_current_directory_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shell whose directory was removed is told of it, and not of a defect."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    words = ["sft", "--model-path", "/m", "--data-path", "/d", "--ckpt-output-dir", "/o"]
+    assert (_cli.main(words), capsys.readouterr().err) == (
+        2,
+        "forge: the current directory is gone: change to one that is there.\n",
+    )
+
+
 def test_an_exception_makes_no_exit_status_of_success(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever an exception says of itself, the command that it ends failed."""
 
@@ -225,6 +239,33 @@ def test_an_exception_makes_no_exit_status_of_success(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(_run, "run", fail)
     assert _cli.main(["sft", "--model-path", "m", "--data-path", "d", "--ckpt-output-dir", "o"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        (
+            None,
+            1,
+            r"forge: the run was ended by sys\.exit\(\) at .*test_app\.py:\d+, and is not finished\. Raise an error there",
+        ),
+        (0, 1, r"forge: the run was ended by sys\.exit\(0\) at .*, and is not finished"),
+        (3, 3, r"forge: ended by sys\.exit\(3\) at .*test_app\.py:\d+\.$"),
+    ],
+)
+def test_what_ends_the_process_is_said(
+    code: int | None, status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reward function that calls `sys.exit()` makes no run that looks finished."""
+    monkeypatch.setattr(_run, "run", lambda *_: sys.exit(code))
+    words = ["sft", "--model-path", "m", "--data-path", "d", "--ckpt-output-dir", "o"]
+    if code:
+        with pytest.raises(SystemExit) as ended:
+            _cli.main(words)
+        assert ended.value.code == status
+    else:
+        assert _cli.main(words) == status
+    assert re.match(said, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(("rank", "printed"), [(None, "forge: terminated.\n"), ("0", "forge: terminated.\n"), ("1", "")])

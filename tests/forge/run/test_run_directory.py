@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import forge_dist
-from forge import RunDirectoryError, RunTakenOverError, RunWriteError, SettingsError
+from forge import RunDirectoryError, RunTakenOverError, RunWriteError, SettingsError, _clock
 from forge.run._run_directory import RunDirectory
 from forge.saving._directories import remove_at_once
 
@@ -173,6 +173,30 @@ def test_names_that_no_file_can_hold(name: str, tmp_path: Path) -> None:
         RunDirectory(f"{tmp_path}/{name}")
     assert str(caught.value).isprintable()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_times_are_durations_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that is set back while a run trains moves none of its times: they follow the time since boot."""
+    real = _clock.since_boot
+    with RunDirectory(tmp_path / "run") as out:
+        out.publish("seed: 1\n")
+        out.metrics({"step": 1})
+        out.log("a line", event="saved")
+        monkeypatch.setattr(_clock, "since_boot", lambda: real() + 3600)
+        monkeypatch.setattr("time.time", lambda: 0.0)
+        out.metrics({"step": 2})
+        out.log("a line", event="saved")
+    files = (tmp_path / "run" / "metrics.jsonl", tmp_path / "run" / "events.jsonl")
+    for first, second in ([json.loads(line)["time"] for line in file.read_text().splitlines()[-2:]] for file in files):
+        apart = datetime.datetime.fromisoformat(second) - datetime.datetime.fromisoformat(first)
+        assert 3600 <= apart.total_seconds() < 3605
+
+
+def test_names_where_python_reads_ascii(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under PYTHONUTF8=0 a name is not called broken: what reads it so is said."""
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
+    with pytest.raises(RunDirectoryError, match=r"Python reads names as ascii here .*Set PYTHONUTF8=1\."):
+        RunDirectory(tmp_path / "\udcc3\udca4")
 
 
 def test_a_directory_that_was_lost_is_left_alone(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Name of a function or class of somebody else's module → the object itself."""
 
 import importlib
+import traceback
 from typing import Any
 
 from forge_algos._errors import RewardError
@@ -15,7 +16,7 @@ def load_named(name: str, *, setting: str, wanted: str) -> tuple[Any, str]:
         wanted: what it is to be, `function` or `Class`.
 
     Raises:
-        RewardError: the name has another form, or the module or what it names is not there.
+        RewardError: the name has another form, or the module or what it names is not there, or importing it raises.
     """
     module_name, colon, path = name.partition(":")
     if not module_name or not colon or not path:
@@ -28,6 +29,14 @@ def load_named(name: str, *, setting: str, wanted: str) -> tuple[Any, str]:
             plain = module_name.removesuffix(".py").rpartition("/")[2]
             advice = f"a module is named without .py and folders: '{plain}:{path}', with the folder of the file on PYTHONPATH"
         raise RewardError(f"{setting} {name!r}: the module cannot be imported ({error}); {advice}") from error
+    except (Exception, SystemExit) as error:  # whatever a user's module may raise, a script that ends itself among them
+        what = f"{type(error).__name__}: {error}".removesuffix(": ")
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if isinstance(error, SyntaxError) else f", at {at.filename}:{at.lineno}"
+        raise RewardError(
+            f"{setting} {name!r}: importing {module_name} raised {what}{where}; correct it, and keep what a script does under "
+            "`if __name__ == '__main__':`"
+        ) from error
     for part in path.split("."):
         if not hasattr(found, part):
             known = ", ".join(sorted(key for key in vars(found) if not key.startswith("_"))[:20])

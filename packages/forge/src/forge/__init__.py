@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         PushError as PushError,
         RecipeError as RecipeError,
         RunDirectoryError as RunDirectoryError,
+        RunExitError as RunExitError,
         RunTakenOverError as RunTakenOverError,
         RunWriteError as RunWriteError,
         SettingsError as SettingsError,
@@ -61,7 +62,7 @@ _PUBLIC = {
     "_dry_run": "DryRun",
     "_error_families": "ERRORS",
     "_errors": "BackendError DataLintError ForgeError OutOfMemoryError PreemptedError PushError RecipeError RunDirectoryError "
-    "RunTakenOverError RunWriteError SettingsError StorageError TrackingError",
+    "RunExitError RunTakenOverError RunWriteError SettingsError StorageError TrackingError",
     "_result": "RunResult",
     "cli._repair": "repair",
     "cli._track": "track",

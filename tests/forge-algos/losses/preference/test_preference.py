@@ -97,6 +97,14 @@ def test_kto_is_the_papers_formula(classes, B, seed, beta, kl):
     torch.testing.assert_close(terms.stats["chosen_rewards"] + terms.stats["rejected_rewards"], terms.stats["rewards"])
 
 
+def test_kto_in_float64_has_its_weights_in_float64():
+    """0.7 is not rounded to float32 where log-probabilities are float64."""
+    logps, ref = torch.tensor([-3.0, -5.0], dtype=torch.float64), torch.tensor([-4.0, -4.5], dtype=torch.float64)
+    terms = kto(logps, ref, torch.tensor([True, False]), 0.0, beta=0.1, desirable_weight=1.1, undesirable_weight=0.7)
+    wanted = torch.stack([1.1 * torch.sigmoid(-0.1 * (logps - ref)[0]), 0.7 * torch.sigmoid(0.1 * (logps - ref)[1])])
+    torch.testing.assert_close(terms.per_sample, wanted, rtol=1e-14, atol=0)
+
+
 @given(B=st.integers(1, 6), seed=st.integers(0, 99), centering=st.sampled_from([0.0, 0.01]), with_margin=st.booleans())
 def test_reward_is_the_papers_formula(B, seed, centering, with_margin):
     """The reward loss is Bradley-Terry with a margin, and rewards pulled towards 0."""

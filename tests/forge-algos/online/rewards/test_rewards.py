@@ -78,14 +78,22 @@ LINE = raises.__code__.co_firstlineno + 1
     ("function", "message"),
     [
         (raises, rf"reward 'f' raised ZeroDivisionError: .*, at {re.escape(__file__)}:{LINE}, for row 11, completion 'yy'"),
-        (lambda completions, **_: [1.0] * 2, r"reward 'f' \(.*test_rewards\.py:\d+\) gave 2 values for [13] completions"),
+        (lambda completions, **_: [1.0] * 2, r"reward 'f' \(.*test_rewards\.py:\d+\) gave 2 values for (3|1) completions?;"),
         (
             lambda completions, **_: ["good" if c == "zzz" else 1 for c in completions],
             r"gave 'good' \(str\) for row 12, completion 'zzz'",
         ),
         (lambda completions, **_: [math.inf if c == "x" else 1 for c in completions], r"gave inf \(float\) for row 10"),
         (lambda completions, **_: [1e39 if c == "x" else 1 for c in completions], r"gave 1e\+39 .* row 10.*at most 1e\+37"),
-        (lambda completions, **_: None, r"reward 'f' \(.*\) gave None for [13] completions; one for each is wanted"),
+        (lambda completions, **_: None, r"reward 'f' \(.*\) gave None for (3|1) completions?; a list with one number for each"),
+        (
+            lambda completions, **_: dict.fromkeys(range(len(completions)), 1.0),
+            r"gave a dict for 1 completion; a list with one",
+        ),
+        (lambda completions, **_: {*range(len(completions))}, r"gave a set for 1 completion; a list with one number for each"),
+        (lambda completions, **_: np.ones((len(completions), 1)), r"gave values of shape \(1,\) \(ndarray\) for row 10"),
+        (lambda completions, **_: [10**400] * len(completions), r"gave 1000.*\.\.\. \(int\) for row 10"),
+        (lambda completions, **_: [10**5000] * len(completions), r"gave one of too many digits \(int\) for row 10"),
         (lambda completions: [1.0] * 3, r"reward 'f' raised TypeError: .*unexpected keyword argument 'prompts'"),
     ],
 )
@@ -163,6 +171,23 @@ def test_bad_reward_names(name, message):
     """Each way in which a name can be wrong has its own message."""
     with pytest.raises(RewardError, match=message):
         load_reward(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import sys; sys.exit(0)", r"importing broken raised SystemExit: 0, at .*broken\.py:1; .*if __name__"),
+        ("\n1 / 0", r"reward 'broken:f': importing broken raised ZeroDivisionError: division by zero, at .*broken\.py:2; "),
+        ("def f(:", r"importing broken raised SyntaxError: invalid syntax \(broken\.py, line 1\); correct it"),
+    ],
+)
+def test_a_module_that_raises(text, message, tmp_path, monkeypatch):
+    """What a module raises as it is imported is told as its own, and one that ends the process does not."""
+    (tmp_path / "broken.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    with pytest.raises(RewardError, match=message):
+        load_reward("broken:f")
 
 
 def test_async_functions_are_awaited():

@@ -198,6 +198,9 @@ class OnlineSettings:
                 f"reward_weights must hold a number for each reward function and one for the reward model, {scored} here, "
                 f"got {len(self.reward_weights)}: {self.reward_weights}"
             )
+        judged = self.env is not None or self.missing_eos_penalty or self.overlong_buffer
+        if self.reward_weights and not any(self.reward_weights) and not judged:
+            raise ValueError(f"reward_weights={self.reward_weights} leaves nothing to learn from: one must be other than 0")
         if self.overlong_buffer > self.max_new_tokens:
             raise ValueError(
                 f"overlong_buffer={self.overlong_buffer} is more than max_new_tokens={self.max_new_tokens}: set fewer tokens"

@@ -170,7 +170,10 @@ def prepare_questions(
         accounting = prompts.accounting()
         if not writer.samples and part is None:
             paths = ", ".join(source.path for source in sources[:3]) + (" and more" if len(sources) > 3 else "")
-            raise DataError(f"{paths}: no prompt is left: {accounting}; {_NEEDS[type(options)]}")
+            too_long = set(accounting.dropped) <= {TOO_LONG, LONG_PROMPT}
+            limit = "max_prompt_len" if isinstance(options, PromptOptions) else "max_seq_len"
+            needs = f"raise {limit}" if too_long and accounting.dropped else _NEEDS[type(options)]
+            raise DataError(f"{paths}: no prompt is left: {accounting}; {needs}")
         settings = {"tokenizer": loaded.name_or_path, **attrs.asdict(options)}
         settings |= {"preprocess": function.name if function is not None else None, "seed": seed}
         manifest = writer.finish(

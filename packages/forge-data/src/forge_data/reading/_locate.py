@@ -5,6 +5,7 @@ import glob
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
@@ -102,6 +103,9 @@ def _file(path: Path, entry: str) -> DataFile:
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
+        if (encoding := sys.getfilesystemencoding()) != "utf-8":
+            why = f"Python reads names as {encoding} here (PYTHONUTF8=0, or a locale of that encoding)"
+            raise DataError(f"{str(path)!r}: {why}; set PYTHONUTF8=1") from error
         raise DataError(f"{str(path)!r} has a name that is not UTF-8, which no store can record; rename it") from error
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")

@@ -101,7 +101,7 @@ def _imported(spec: str, name: str) -> Any:
         sys.path.append(here)
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that ends itself would end the command, with status 0
         raise DataError(
             f"`preprocess` is {spec!r}, but {name} cannot be imported: {type(error).__name__}: {error}; "
             f"looked on sys.path and in {here}"

@@ -6,6 +6,7 @@ what stops one; 75 stopped by a signal with its state saved; 130 interrupted, 14
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -25,7 +26,7 @@ from forge._stderr import StandardError
 from forge._uncollected import process_of_one_command, uncollected
 from forge.cli._flags import as_flags
 from forge.cli._options import command_of
-from forge.cli._output import take_any_text
+from forge.cli._output import open_closed_streams, take_any_text
 from forge.cli._train import verb_command
 from forge.cli._words import check_words
 from forge.verbs._registry import VERBS, task_of
@@ -38,6 +39,7 @@ _TERMINATED = "SIGTERM"
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _OUTPUT_CLOSED = 141
 """Exit status where nobody reads the output any more, as a shell has it of a program that SIGPIPE ended."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Terminated(KeyboardInterrupt):
@@ -58,6 +60,7 @@ def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
+        open_closed_streams()
         process_of_one_command()
         take_any_text()
     debug = "--debug" in words or bool(os.environ.get(_DEBUG))
@@ -106,6 +109,8 @@ def _status(words: list[str], make: Callable[[str | None, Sequence[str]], cyclop
     except SystemExit as error:
         # rich ends the process with 1 where nobody reads what it prints (a page of help); it has dropped the rest itself.
         if not isinstance(error.__context__, BrokenPipeError):
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            _print_error(f"ended by sys.exit({error.code!r}) at {at.filename}:{at.lineno}.", 1, debug=debug)
             raise
         return _OUTPUT_CLOSED
     except Exception as error:  # noqa: BLE001 - the last place that can turn an exception into a message
@@ -113,6 +118,12 @@ def _status(words: list[str], make: Callable[[str | None, Sequence[str]], cyclop
             # Whoever read the output has enough of it (`| head`). What is left is dropped, or Python would try it again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return _OUTPUT_CLOSED
+        if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
+            # Errors of the files of a run have their names: this one is of what was printed.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return _print_error(f"standard output cannot be written: {error.strerror}.", 1, debug=debug)
+        if isinstance(error, FileNotFoundError) and error.filename is None and _is_nowhere():
+            return _print_error("the current directory is gone: change to one that is there.", 2, debug=debug)
         status, what = getattr(error, "exit_status", None), _in_one_line(str(error), words)
         if status is not None:
             return _print_error(as_flags(what, flags), int(status) or 1, debug=debug)
@@ -183,6 +194,15 @@ def _output_closed() -> bool:
     watched = select.poll()
     watched.register(sys.stdout.fileno(), select.POLLOUT)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in watched.poll(0))
+
+
+def _is_nowhere() -> bool:
+    """Return whether the current directory was removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _is_first() -> bool:

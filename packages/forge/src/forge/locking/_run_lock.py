@@ -27,6 +27,7 @@ from typing import Self
 
 import attrs
 
+from forge._clock import since_boot
 from forge._errors import RunDirectoryError, RunTakenOverError
 from forge._stderr import StandardError
 from forge.locking._owner import Owner
@@ -156,7 +157,7 @@ class RunLock:
         if self._file is None:
             return
         # The time before the look: a process may be stopped right after it.
-        now = _clock()
+        now = since_boot()
         if self.lost or not self._is_ours():
             self.lost = True
             raise RunTakenOverError(
@@ -167,7 +168,7 @@ class RunLock:
 
     def check_lately(self) -> None:
         """Like `check`, without looking at the directory where it was looked at moments ago."""
-        if self.lost or _clock() - self._verified > self._lease / 4:
+        if self.lost or since_boot() - self._verified > self._lease / 4:
             self.check()
 
     def release(self) -> None:
@@ -218,7 +219,7 @@ class RunLock:
             self._make(file)
         except FileExistsError:
             return False
-        self._file, self._verified = file, _clock()
+        self._file, self._verified = file, since_boot()
         if {name: text for name, text in _records(self._path).items() if name != file} != judged:
             # Somebody began meanwhile, or woke up: nobody may be sure to be alone, so this one goes back.
             file.unlink()
@@ -298,7 +299,7 @@ class RunLock:
     def _keep(self) -> None:
         """Renew the lease until the end."""
         while not self._ended.wait(self._lease / _RENEWALS):
-            now = _clock()
+            now = since_boot()
             try:
                 if not self._is_ours():
                     self.lost = True
@@ -373,8 +374,3 @@ def _read(file: Path) -> bytes:
 
 def _number(file: Path) -> int:
     return int(file.name.rpartition("-")[2])
-
-
-def _clock() -> float:
-    """Return seconds that go on while the machine sleeps, where the system has such a clock."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

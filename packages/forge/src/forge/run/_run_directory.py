@@ -8,12 +8,11 @@ directory that holds a run already is resumed: what is prepared again is compare
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import math
 import os
 import shutil
-import time
+import sys
 import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 import forge_dist
+from forge._clock import now
 from forge._disk import what_stays, write_remedy
 from forge._errors import ForgeError, RunDirectoryError, RunTakenOverError, RunWriteError
 from forge._printable import printable
@@ -294,7 +294,7 @@ class RunDirectory:
             RunWriteError: it cannot be written.
 
         """
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        stamp = now().astimezone().strftime("%Y-%m-%d %H:%M:%S")
         self._append("log.txt", "".join(f"{stamp}  {printable(part)}\n" for part in line.splitlines() or [""]))
         event = event or ("warning" if line.startswith("WARNING") else "")
         if event:
@@ -446,9 +446,9 @@ def _ending(error: BaseException) -> tuple[str, str]:
 
 def _json_line(values: Mapping[str, object]) -> str:
     """Write values as a line of JSON: the time (RFC 3339, UTC), null where one is not finite."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    time = now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
     finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
-    return json.dumps({"time": now, **finite}) + "\n"
+    return json.dumps({"time": time, **finite}) + "\n"
 
 
 def _checked_name(path: str | Path) -> str:
@@ -457,6 +457,9 @@ def _checked_name(path: str | Path) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
+        if (encoding := sys.getfilesystemencoding()) != "utf-8":
+            why = f"Python reads names as {encoding} here (PYTHONUTF8=0, or a locale of that encoding)"
+            raise RunDirectoryError(f"ckpt_output_dir {text!r}: {why}. Set PYTHONUTF8=1.") from error
         raise RunDirectoryError(f"ckpt_output_dir {text!r}: the name is not UTF-8. Give another one.") from error
     if any(unicodedata.category(sign) == "Cc" for sign in text):
         # A NUL names nothing; the others would control whatever prints a message of this run.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import forge_algos
 import forge_data
 import forge_dist
+from forge._clock import now
 from forge._content import content_text
 from forge._disk import writing
 from forge._errors import SettingsError
@@ -158,11 +158,11 @@ class Answers:
         )
         if not run.ranks.is_first:
             return
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        at = f"{now():%Y-%m-%dT%H:%M:%SZ}"
         lines = []
         for each, completion in zip(self._prompts, made, strict=True):
             answer, prompt = str(run.tokenizer.decode(completion.ids, skip_special_tokens=True)).strip(), each.shown
-            lines.append(json.dumps({"step": step, "prompt": prompt, "answer": answer, "time": now}, ensure_ascii=False) + "\n")
+            lines.append(json.dumps({"step": step, "prompt": prompt, "answer": answer, "time": at}, ensure_ascii=False) + "\n")
             last = prompt if isinstance(prompt, str) else content_text(prompt[-1]["content"])
             run.report.note(f"after step {step}, asked {_short(last)!r}: {_short(answer)!r}")
         with writing(self._file), self._file.open("a", encoding="utf-8") as file:

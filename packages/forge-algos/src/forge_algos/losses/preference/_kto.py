@@ -57,8 +57,9 @@ def kto(
         raise LossError(f"kl: one number for the whole batch is wanted, not {_check.described(kl)}")
     ratios = given["logps"] - given["ref_logps"].detach()
     z = torch.as_tensor(kl, dtype=ratios.dtype, device=ratios.device).detach().reshape(()).clamp(min=0)
-    sign = torch.where(desirable, 1.0, -1.0).to(ratios.dtype)
-    weight = torch.where(desirable, desirable_weight, undesirable_weight).to(ratios.dtype)
+    ones = torch.ones_like(ratios)  # of their dtype: a weight is not rounded to float32 beside float64
+    sign = torch.where(desirable, ones, -ones)
+    weight = torch.where(desirable, desirable_weight * ones, undesirable_weight * ones)
     rewards = beta * ratios
     stats = {
         "rewards": rewards,

@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from forge_algos._counted import counted
 from forge_algos._errors import RewardError
 from forge_algos._named import load_named
 from forge_algos._time_limit import Call
@@ -183,7 +184,8 @@ def _call(reward: Reward, inputs: RewardInputs, timeout: float | None = None) ->
     )
     try:
         given = _values(reward, asked, timeout, where)
-        values = None if given is None else list(given)
+        # The keys of a dict and the order of a set are no values of completions.
+        values = None if given is None or isinstance(given, Mapping | set | frozenset) else list(given)
     except _TimeoutError:
         raise
     except Exception as error:  # whatever a user's function may raise
@@ -191,8 +193,13 @@ def _call(reward: Reward, inputs: RewardInputs, timeout: float | None = None) ->
             f"reward {reward.name!r} raised {type(error).__name__}: {error}, at {_place(reward, error)}, for {where}"
         ) from error
     if values is None or len(values) != B:
-        found = "None" if values is None else f"{len(values)} values"
-        raise RewardError(f"reward {reward.name!r} ({_place(reward)}) gave {found} for {B} completions; one for each is wanted")
+        found = (
+            counted(len(values), "values") if values is not None else "None" if given is None else f"a {type(given).__name__}"
+        )
+        raise RewardError(
+            f"reward {reward.name!r} ({_place(reward)}) gave {found} for {counted(B, 'completions')}; a list with one number "
+            "for each is wanted"
+        )
     return np.array([_number(reward, inputs, i, value) for i, value in enumerate(values)], np.float32)
 
 
@@ -223,15 +230,26 @@ def _number(reward: Reward, inputs: RewardInputs, i: int, value: Any) -> float:
         return math.nan
     try:
         number = math.inf if isinstance(value, str | bytes) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.inf
     if abs(number) * max(1.0, abs(reward.weight)) > MOST:
         raise RewardError(
-            f"reward {reward.name!r} ({_place(reward)}) gave {value!r} ({type(value).__name__}) for "
+            f"reward {reward.name!r} ({_place(reward)}) gave {_shown(value)} ({type(value).__name__}) for "
             f"{inputs.source(inputs.rows[i])}{_excerpt(inputs, i)}: a number of at most {MOST:g}, its weight included, is "
             "wanted, or None where a completion cannot be scored"
         )
     return number
+
+
+def _shown(value: Any) -> str:
+    """Write a value that is no number; of an array its shape, and of a long one the beginning."""
+    if (shape := getattr(value, "shape", ())) != ():
+        return f"values of shape {tuple(shape)}"
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        text = "one of too many digits"
+    return text if len(text) <= 100 else text[:97] + "..."
 
 
 def _place(reward: Reward, at: Exception | Call | None = None) -> str:
