@@ -200,7 +200,10 @@ def _require(
     """Raise PackedBatchError where a test with images finds a problem, or cannot run."""
     problem, refusal = run_test(test, model, device)
     if refusal is not None:
-        raise PackedBatchError(f"{what} cannot run a document with media: {refusal}") from refusal
+        raise PackedBatchError(
+            f"{what} cannot run a document with media: {refusal}. They may be too short or too small for it: take "
+            "such rows out"
+        ) from refusal
     if problem:
         raise PackedBatchError(f"{what} {problem}. {remedy}")
 

@@ -7,7 +7,8 @@ import os
 import re
 import shlex
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -215,7 +216,7 @@ class AnsweringModel:
         stops = {"stop_strings": list(sampling.stop), "tokenizer": self._tokenizer} if sampling.stop else {}
         streamer = None if shown is None else {"streamer": _streamer(self._tokenizer, shown, sampling.stop)}
         pad = self._tokenizer.pad_token_id
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), self._refusing(media):
             # PEFT counts the positions behind virtual tokens itself, as it should.
             warnings.filterwarnings("ignore", message="Position ids are not supported")
             tokens = self._model.generate(
@@ -228,6 +229,24 @@ class AnsweringModel:
             )
         made = str(self._tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
         return made[: _end(made, sampling.stop)].strip()
+
+    @contextmanager
+    def _refusing(self, media: Sequence[forge_data.Media]) -> Iterator[None]:
+        """Turn what a model of transformers raises on media that it cannot run into an error of the caller.
+
+        Qwen2-Audio of 5.24 raises TypeError where each clip is of one token.
+        """
+        try:
+            yield
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            import torch
+
+            if not media or isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise SettingsError(
+                f"the model cannot run {', '.join(medium.path or medium.field for medium in media)}: {type(error).__name__}: {error}. Give a "
+                "longer clip or a larger image, or leave it out; --debug shows where the model ended."
+            ) from error
 
     def _inputs(self, asked: str | Sequence[Mapping[str, Any]], media: Sequence[forge_data.Media]) -> dict[str, Any]:
         """Return the arguments of the first forward, as training makes them, on the device."""
