@@ -164,6 +164,21 @@ def test_towers_of_audio(kind):
             media_parts(model, BOTH)
 
 
+def test_a_tower_that_is_named_encoder():
+    """Granite Speech takes audio alone, and has one encoder, which transformers finds under no modality."""
+    sizes = {"num_layers": 1, "hidden_dim": 16, "num_heads": 2, "dim_head": 8, "output_dim": 16, "context_size": 20}
+    with torch.device("meta"):
+        config = transformers.GraniteSpeechConfig(
+            text_config={**TEXT, "model_type": "llama"},
+            encoder_config=sizes | {"max_pos_emb": 32},
+            projector_config={"model_type": "blip_2_qformer", "hidden_size": 24, "num_hidden_layers": 1},
+        )
+        model = transformers.GraniteSpeechForConditionalGeneration(config)
+    assert media_parts(model) == {"audio_tower": ["model.encoder"], BOTH[1]: ["model.projector"]}
+    with pytest.raises(ModelError, match="names no vision tower"):
+        media_parts(model, BOTH)
+
+
 def test_a_model_without_a_tower_of_audio():
     """It is said to name none."""
     with pytest.raises(ModelError, match=r"Gemma3ForConditionalGeneration names no audio tower \(get_encoder\)"):

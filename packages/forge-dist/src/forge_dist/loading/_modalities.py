@@ -87,7 +87,8 @@ def passed_over(model: "PreTrainedModel") -> list[str]:
 def media_parts(model: "PreTrainedModel", parts: Collection[str] | None = None) -> dict[str, list[str]]:
     """Return part → names of the outermost modules and parameters that it consists of.
 
-    Towers are transformers' encoders of images and of audio (`get_encoder`). The projector is what else stands beside the
+    Towers are transformers' encoders of images and of audio (`get_encoder`); in a model of one other modality that names none
+    so, its only encoder beside the language part (Granite Speech). The projector is what else stands beside the
     language part; where nothing does, the layers of its name in the towers (Qwen-VL's `merger` and `deepstack_merger_list`,
     Qwen-Omni's `proj` of audio), which write vectors of the language part's width.
 
@@ -107,6 +108,9 @@ def media_parts(model: "PreTrainedModel", parts: Collection[str] | None = None) 
     # Some are None in a directory without such a part (Gemma 4's tower of audio), or the model itself.
     encoders: dict[str, Any] = {part: model.get_encoder(modality=kind_of) for part, kind_of in _TOWERS.items()}
     towers = {part: module for part, module in encoders.items() if names.get(module) in outermost}
+    if not towers and names.get(only := model.get_encoder()) in outermost:
+        towers = dict.fromkeys(_parts_with_modality(model), only)
+        towers = towers if len(towers) == 1 else {}
     wanted = (*towers, _PROJECTOR_PART) if parts is None and towers else [*(parts or _TOWERS)]
     for part in [part for part in _TOWERS if part in wanted and part not in towers] if towers else wanted[:1]:
         what = _SAID.get(part, "vision tower or audio tower")
@@ -130,6 +134,13 @@ def media_parts(model: "PreTrainedModel", parts: Collection[str] | None = None) 
             "or name the weights that train in unfrozen_parameters as well"
         )
     return {part: found[part] for part in found if part in wanted}
+
+
+def _parts_with_modality(model: "PreTrainedModel") -> list[str]:
+    """Return the towers whose modality a model says that it takes."""
+    said = model.input_modalities
+    taken = {said} if isinstance(said, str) else {*said}
+    return [part for part, modality in _TOWERS.items() if modality in taken]
 
 
 def is_inside(name: str, modules: Iterable[str]) -> bool:
