@@ -43,6 +43,8 @@ class MediaDocument(NamedTuple):
     """What a processor makes of its images."""
     spans: Sequence[tuple[int, int]]
     """Tokens [start, stop) that stand for each image."""
+    marks: tuple[tuple[str, int], ...] = ()
+    """Arguments with a number for each token, and that of a text without images, where it is not 0."""
 
 
 def pack_media(
@@ -302,7 +304,7 @@ def longer(document: MediaDocument, more: int) -> MediaDocument:
         for name, array in document.inputs.items()
     }
     spans = [(start + more, stop + more) for start, stop in document.spans]
-    return MediaDocument(np.concatenate([words, ids]), inputs, spans)
+    return document._replace(input_ids=np.concatenate([words, ids]), inputs=inputs, spans=spans)
 
 
 def words_of(document: MediaDocument) -> NDArray[np.bool_]:
@@ -352,7 +354,9 @@ def _problem(
     # Other words before the same images.
     changed = first.clone()
     changed[words] = first[words].roll(1)
-    text = MediaDocument(first[words].cpu().numpy(), {}, ())
+    plain = first[words].cpu().numpy()
+    marks = {name: np.full((1, len(plain)), number, np.int64) for name, number in documents[0].marks}
+    text = MediaDocument(plain, marks, ())
     row = [text, documents[0], text, documents[1]]
     ids, media = [_on(device, each) for each in row], join([each.inputs for each in row])
     ends = np.cumsum([0, *map(len, ids)]).tolist()

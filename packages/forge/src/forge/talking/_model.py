@@ -196,7 +196,7 @@ class AnsweringModel:
             asked: messages, or a text that is continued as it stands.
             sampling: how the answer is drawn.
             shown: is given the answer piece by piece, as it is made.
-            media: of the messages' parts, such as `{"type": "image"}`, in their order.
+            media: of the messages' parts, such as `{"type": "image"}`, in their order; of a text those before it.
 
         Returns:
             The answer, without special tokens.
@@ -251,15 +251,16 @@ class AnsweringModel:
     def _inputs(self, asked: str | Sequence[Mapping[str, Any]], media: Sequence[forge_data.Media]) -> dict[str, Any]:
         """Return the arguments of the first forward, as training makes them, on the device."""
         device = self._machine.device.value
-        if isinstance(asked, str):
+        plain = isinstance(asked, str)
+        if isinstance(asked, str) and not media:
             inputs = self._tokenizer(asked, return_tensors="pt")
         else:
             of_media = self._of_media if media else None
-            text = self._written(asked)
+            text = asked if isinstance(asked, str) else self._written(asked)
             if of_media is not None:
                 import torch
 
-                arrays = of_media.prompt(text, media)
+                arrays = of_media.prompt(text, media, plain=plain)
                 ids = torch.tensor(arrays.pop("input_ids"), device=device)
                 inputs = forge_algos.media_row_inputs(self._model, ids[0], (0, ids.shape[1]), [arrays], packed={})
                 inputs.pop("use_cache")  # which training does without
