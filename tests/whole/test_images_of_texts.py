@@ -13,11 +13,9 @@ from transformers.image_utils import load_image
 
 import forge
 import forge_data
-from forge._errors import SettingsError
 
-from . import modalities, pictures
+from . import pictures
 from .conftest import write_rows
-from .starts import metrics
 from .three_steps import SETTINGS, figures, oracle
 
 GIVEN: dict[str, Any] = {**SETTINGS, "effective_batch_size": 6, "max_tokens_per_gpu": 96}

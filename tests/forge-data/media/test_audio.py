@@ -134,7 +134,6 @@ def test_images_beside():
         ({"messages": [TEXT, ANSWER], "audios": ["a"], "audio": "a"}, r"f:1 has both audios and audio; keep the one with its"),
         ({"messages": [TEXT, ANSWER | {"content": "<audio>"}], "audio": "a"}, r"holds <audio>, and the row has audio clips"),
         ({"messages": [TEXT, {"role": "assistant", "content": [{"type": "audio", "audio": "a"}]}]}, r"what a model writes"),
-        ({"prompt": "?", "completion": "!", "audio": "a"}, r"field audio is the string 'a', but prompt and completion"),
     ],
 )  # fmt: skip
 def test_refused(row, expected):

@@ -203,8 +203,7 @@ def _require(
     problem, refusal = run_test(test, model, device)
     if refusal is not None:
         raise PackedBatchError(
-            f"{what} cannot run a document with media: {refusal}. They may be too short or too small for it: take "
-            "such rows out"
+            f"{what} cannot run a document with media: {refusal}. They may be too short or too small for it: take such rows out"
         ) from refusal
     if problem:
         raise PackedBatchError(f"{what} {problem}. {remedy}")

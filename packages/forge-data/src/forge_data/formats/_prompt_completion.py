@@ -6,8 +6,8 @@ from forge_data._values import checked_text, describe
 from forge_data.formats._chat import MEDIA_FIELDS, TEMPLATE_FIELDS, chat
 from forge_data.formats._format import FieldOf, Fields, Format, message_field
 from forge_data.formats._messages import REASONING, Turns, checked_messages
-from forge_data.formats._rated import KTO_TAG, rated
 from forge_data.formats._plain_media import with_media
+from forge_data.formats._rated import KTO_TAG, rated
 from forge_data.formats._rated_answers import field_of, rated_answer
 from forge_data.formats._samples import Chat, Message, Text, Unpaired
 from forge_data.formats._unread import is_empty

@@ -1,7 +1,7 @@
 """Prompt and completion of plain text, and media → both as the model's processor writes and tokenizes them.
 
-Most processors are given one text. PaliGemma's is given prompt and completion (`suffix`), writes BOS behind the images and a line
-break behind the prompt, and tokenizes the two apart.
+Most processors are given one text. PaliGemma's is given prompt and completion (`suffix`), writes BOS behind the images and a
+line break behind the prompt, and tokenizes the two apart.
 """
 
 from collections.abc import Sequence
@@ -50,9 +50,7 @@ def write_plain(
     return PlainText(written + asked[before:], completion, apart=False, spans=spans, ids=expanded.ids)
 
 
-def _with_suffix(
-    processor: "ModelProcessor", asked: str, completion: str, media: "Sequence[Decoded]", place: str
-) -> PlainText:
+def _with_suffix(processor: "ModelProcessor", asked: str, completion: str, media: "Sequence[Decoded]", place: str) -> PlainText:
     options: dict[str, Any] = {"suffix": [completion]} if completion else {}
     recorder, made = processor.recorded(place, asked, media, return_text_replacement_offsets=True, **options)
     offsets = made.get("text_replacement_offsets") or [[]]

@@ -285,8 +285,8 @@ class Encoder:
         processor = self._processor_for(part)
         if self._train_on == "all" and processor.takes_suffix:
             raise DataError(
-                f"{part.place}: `train_on` is all, and this model's prompt sees what is ahead, so that it would learn to repeat "
-                "it; use assistant"
+                f"{part.place}: `train_on` is all, and this model's prompt sees what is ahead, so that it would learn to "
+                "repeat it; use assistant"
             )
         with self._tokenize.lock:
             written, media, notes = written_plain(part, processor)

@@ -124,9 +124,7 @@ def written_plain(text: Text, processor: ModelProcessor) -> tuple[PlainText, Med
 
 
 @contextmanager
-def _read(
-    processor: ModelProcessor, media: Sequence[Media], place: str
-) -> Iterator[tuple[list[Any], list[Media], list[Note]]]:
+def _read(processor: ModelProcessor, media: Sequence[Media], place: str) -> Iterator[tuple[list[Any], list[Media], list[Note]]]:
     """Decode media inside the block, with what is lost of them."""
     read: list[Any] = []
     found: list[Media] = []
