@@ -76,7 +76,7 @@ def test_texts_beside(paligemma_directory):
 
 
 def test_one_text(gemma3_directory):
-    """Any other processor is given prompt and completion as one text, with the tokenizer's own special tokens, and EOS ends it."""
+    """Any other processor is given prompt and completion as one text, with the tokenizer's special tokens; EOS ends it."""
     tokenizer = load_tokenizer(gemma3_directory)
     ((example,),) = [made.examples for made in Encoder(tokenizer).encode([text("what is it?", " a cat", 5)])]
     processor = processor_of(gemma3_directory)

@@ -27,8 +27,8 @@ def with_media(place: str, fields: Mapping[str, Any], text: Text) -> Text:
         field = media[0].field.partition("[")[0]
         if MARKS[kind] in text.completion:
             raise DataError(
-                f"{place}: field completion holds {MARKS[kind]}, and the row has {MANY[kind]}; what a model writes is text: put "
-                "it into the prompt"
+                f"{place}: field completion holds {MARKS[kind]}, and the row has {MANY[kind]}; what a model writes is text: "
+                "put it into the prompt"
             )
         if (marks := text.prompt.count(MARKS[kind])) not in (0, len(media)):
             raise DataError(
