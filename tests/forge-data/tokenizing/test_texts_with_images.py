@@ -4,7 +4,7 @@ import attrs
 import numpy as np
 import pytest
 
-from forge_data import DataError, MediaInputs, load_tokenizer
+from forge_data import DataError, MediaInputs, TokenizerError, load_tokenizer
 from forge_data._media import Media
 from forge_data.formats._samples import Text
 from forge_data.tokenizing._encoder import Encoder
@@ -39,21 +39,20 @@ def processor_of(directory):
     return AutoProcessor.from_pretrained(directory)
 
 
-@pytest.mark.parametrize("places", [(0,), (0, 0), (3, 6)])
+ASKED = {(0,): "<image>what is it", (0, 0): "<image><image>what is it", (3, 6): "wha<image>t i<image>s it"}
+"""Places of images in a prompt → the processor's text of it."""
+
+
+@pytest.mark.parametrize("places", ASKED)
 @pytest.mark.parametrize("completion", ["a cat", "\n a dog", "<end>"])
 def test_a_suffix(places, completion, paligemma_directory):
     """PaliGemma: all arrays are the processor's, labels too, and those of training are made again from the example."""
     sample = text("what is it", completion, *places)
     ((example,),) = [made.examples for made in Encoder(load_tokenizer(paligemma_directory)).encode([sample])]
-    asked = (
-        "<image><image>what is it"
-        if places == (0, 0)
-        else "<image>what is it"
-        if places == (0,)
-        else "wha<image>t i<image>s it"
-    )
     images = [pictured.pixels(at) for at in range(len(places))]
-    expected = processor_of(paligemma_directory)(text=[asked], images=[images], suffix=[completion], return_tensors="np")
+    expected = processor_of(paligemma_directory)(
+        text=[ASKED[places]], images=[images], suffix=[completion], return_tensors="np"
+    )
     assert example.input_ids.tolist() == expected["input_ids"][0].tolist()
     assert example.labels.tolist() == expected["labels"][0].tolist()
     assert [medium.stop - medium.start for medium in example.media] == [4] * len(places)
@@ -101,6 +100,15 @@ def test_what_all_tokens_learn(paligemma_directory, gemma3_directory):
     assert np.flatnonzero(example.labels != -100).tolist() == learned
     with pytest.raises(DataError, match=r"^rows.jsonl:1: `train_on` is all, and this model's prompt sees what is ahead"):
         Encoder(load_tokenizer(paligemma_directory), "all").encode([sample])
+
+
+def test_a_conversation(paligemma_directory):
+    """PaliGemma has no turns: which rows it takes is said."""
+    tokenizer = load_tokenizer(paligemma_directory)
+    tokenizer.chat_template = pictured.TEMPLATE.replace("PLACEHOLDER", "<image>")
+    sample = pictured.chat(("user", [0, "what is it"]), ("assistant", "a cat"))
+    with pytest.raises(TokenizerError, match=r"^rows.jsonl:1: the processor PaliGemmaProcessor is given prompt and completion"):
+        Encoder(tokenizer).encode([sample])
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,11 @@ class ModelProcessor:
             DataError: the processor refuses text or media; its own message is included.
             TokenizerError: it does not say what it writes for one, or makes arrays of the text that cannot be made again.
         """
+        if self.takes_suffix:
+            raise TokenizerError(
+                f"{place}: {self.name} is given prompt and completion apart, and no conversation; make them the row's columns "
+                "prompt and completion, both text, with its images in the column images"
+            )
         made = self._arrays(place, [text], [media], return_text_replacement_offsets=True, **options)
         offsets = made.get("text_replacement_offsets")
         kinds = [kind_of(each) for each in media]

@@ -245,8 +245,8 @@ class AnsweringModel:
                 raise
             which = ", ".join(medium.path or medium.field for medium in media)
             raise SettingsError(
-                f"the model cannot run {which}: {type(error).__name__}: {error}. Give a longer clip or a larger image, or leave "
-                "it out; --debug shows where the model ended."
+                f"the model cannot run {which}: {type(error).__name__}: {error}. Give a longer clip or a larger image, or "
+                "leave it out; --debug shows where the model ended."
             ) from error
 
     def _inputs(self, asked: str | Sequence[Mapping[str, Any]], media: Sequence[forge_data.Media]) -> dict[str, Any]:
