@@ -51,10 +51,12 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def run(model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three steps on all parts."""
+    """Three steps on all parts, and an answer at their end."""
     out = tmp_path_factory.mktemp("run") / "run"
-    parts = {"freeze_vision_tower": False, "freeze_multi_modal_projector": False}
-    return forge.sft(model_path=str(model), data_path=str(data), ckpt_output_dir=out, **GIVEN, **parts).output_dir
+    parts = {"freeze_vision_tower": False, "freeze_multi_modal_projector": False, "save_dtype": "float32"}
+    asked = write_rows(data.parent / "asked.jsonl", [{"prompt": "caption", "images": ["images/0_0.png"]}])
+    asks = {"eval_prompts": [str(asked)], "eval_max_new_tokens": 8}
+    return forge.sft(model_path=str(model), data_path=str(data), ckpt_output_dir=out, **GIVEN, **parts, **asks).output_dir
 
 
 def _asked(processor: Any, row: dict[str, Any], folder: Path) -> dict[str, torch.Tensor]:
@@ -100,7 +102,7 @@ def test_losses(run: Path, model: Path, data: Path) -> None:
 
 
 def test_asked(run: Path, data: Path) -> None:
-    """`forge generate` puts images before the prompt and answers as plain transformers."""
+    """`forge generate` and `eval_prompts` put images before a prompt without marks, and answer as plain transformers."""
     (export,) = (run / "hf_format").glob("samples_*")
     processor: Any = AutoProcessor.from_pretrained(export)
     plain: Any = AutoModelForMultimodalLM.from_pretrained(export, dtype=torch.float32)
@@ -111,3 +113,5 @@ def test_asked(run: Path, data: Path) -> None:
     expected = processor.decode(made, skip_special_tokens=True).strip()
     assert expected
     assert forge.generate(run, "caption", image=[file], max_new_tokens=8) == expected
+    last = (run / "answers.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["answer"] == expected

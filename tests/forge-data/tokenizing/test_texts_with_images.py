@@ -68,7 +68,7 @@ def test_texts_beside(paligemma_directory):
     ((example,),) = [made.examples for made in encoder.encode([text("what is it", "a cat")])]
     assert inputs(example)["token_type_ids"].tolist() == [[1] * len(example)]
     assert inputs.marks == (("token_type_ids", 1),)
-    made = inputs.prompt("what is it", text("", "", 0).media, plain=True)
+    made = inputs.prompt("what is it", text("", "", 0).media, places=[0])
     expected = processor_of(paligemma_directory)(text=["<image>what is it"], images=[[pictured.pixels(0)]], return_tensors="np")
     assert made.keys() == {"input_ids", "pixel_values", "token_type_ids"}
     assert all(np.array_equal(array, expected[name]) for name, array in made.items())
@@ -86,7 +86,7 @@ def test_one_text(gemma3_directory):
     weighed = attrs.evolve(text("what is it?", " a cat", 5), weight=0.5)
     ((other,),) = [made.examples for made in Encoder(tokenizer).encode([weighed])]
     assert {*other.weights[other.labels != -100].tolist()} == {0.5}
-    asked = MediaInputs(gemma3_directory).prompt("what?", text("", "", 0).media, plain=True)
+    asked = MediaInputs(gemma3_directory).prompt("what?", text("", "", 0).media, places=[0])
     expected = processor(text=[f"{mark}what?"], images=[[pictured.pixels(0)]], return_tensors="np")
     assert asked["input_ids"].tolist() == expected["input_ids"].tolist()
 

@@ -195,25 +195,26 @@ class MediaInputs:
         return [(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
 
     def prompt(
-        self, text: str, media: Sequence[Media], place: str = "the prompt", *, plain: bool = False
+        self, text: str, media: Sequence[Media], place: str = "the prompt", *, places: Sequence[int] | None = None
     ) -> "dict[str, NDArray[Any]]":
-        """Make the arguments of a forward of a text that a chat template wrote, or of `plain` text.
+        """Make the arguments of a forward of a text that a chat template wrote, or of plain text.
 
         They are `input_ids` int64[1, S], and those of a call.
 
         Args:
-            text: with the processor's placeholder for each medium; of plain text without, since all stand before it.
+            text: with the processor's placeholder for each medium; of plain text without.
             media: in the order of the placeholders.
             place: of the text, for errors.
-            plain: whether no chat template wrote it, so that the tokenizer's special tokens are added.
+            places: of plain text, which no chat template wrote, the character before which each medium stands. The tokenizer's
+                special tokens are added.
 
         Raises:
             DataError: another number of placeholders than of media, a token of one in the text, or one that cannot be read.
             TokenizerError: a medium of a kind that the model does not take.
         """
         self._processor.check(media, place)
-        if plain:
-            return self._plain_prompt(text, media, place)
+        if places is not None:
+            return self._plain_prompt(text, media, place, places)
         for kind, placeholder in self._processor.placeholders.items():
             given = sum(medium.kind == kind for medium in media)
             if (found := text.count(placeholder)) != given:
@@ -239,11 +240,11 @@ class MediaInputs:
         finally:
             close(decoded)
 
-    def _plain_prompt(self, text: str, media: Sequence[Media], place: str) -> "dict[str, NDArray[Any]]":
+    def _plain_prompt(self, text: str, media: Sequence[Media], place: str, places: Sequence[int]) -> "dict[str, NDArray[Any]]":
         decoded = [self._processor.read(medium, place)[0] for medium in media]
         try:
             with self._lock:
-                ids = self._processor.plain(text, [0] * len(media), "", decoded, place).ids
+                ids = self._processor.plain(text, places, "", decoded, place).ids
                 arrays = self._processor.arrays(decoded, place, ids, text)
                 return {"input_ids": ids[None].astype(np.int64)} | arrays | self._processor.of_tokens(ids)
         finally:

@@ -252,7 +252,8 @@ class AnsweringModel:
     def _inputs(self, asked: str | Sequence[Mapping[str, Any]], media: Sequence[forge_data.Media]) -> dict[str, Any]:
         """Return the arguments of the first forward, as training makes them, on the device."""
         device = self._machine.device.value
-        plain = isinstance(asked, str)
+        # Before a text that no chat template writes.
+        places = [0] * len(media) if isinstance(asked, str) else None
         if isinstance(asked, str) and not media:
             inputs = self._tokenizer(asked, return_tensors="pt")
         else:
@@ -261,7 +262,7 @@ class AnsweringModel:
             if of_media is not None:
                 import torch
 
-                arrays = of_media.prompt(text, media, plain=plain)
+                arrays = of_media.prompt(text, media, places=places)
                 ids = torch.tensor(arrays.pop("input_ids"), device=device)
                 inputs = forge_algos.media_row_inputs(self._model, ids[0], (0, ids.shape[1]), [arrays], packed={})
                 inputs.pop("use_cache")  # which training does without
