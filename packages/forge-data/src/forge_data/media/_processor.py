@@ -72,8 +72,14 @@ class ModelProcessor:
                 f"there are media, and what reads for the model ({type(processor).__name__}) does not take them beside text; "
                 "use a model that takes them, or leave them out"
             )
+        arguments = inspect.signature(type(processor).__call__).parameters
+        if takes["audio"] and "text" in arguments and "audio" not in arguments:
+            raise TokenizerError(
+                f"{self.name} takes audio in conversations alone (Voxtral), which mistral-common writes and tokenizes without "
+                "saying which characters a token stands for, so that answers could not be told from prompts; take another model"
+            )
         self._processor = processor
-        self.takes_suffix = "suffix" in inspect.signature(type(processor).__call__).parameters
+        self.takes_suffix = "suffix" in arguments
         """Whether it is given a completion by itself, and all before that sees what is ahead (PaliGemma)."""
         self._recording = Lock()
         if tokenizer is not None:

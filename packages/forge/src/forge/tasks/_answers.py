@@ -241,8 +241,8 @@ def _written(tokenizer: Any, asked: Asked) -> str:
             ) from error
     if asked.media and len(messages) > 1:
         raise SettingsError(
-            f"eval_prompts {where}: has media in a conversation, which a chat template writes, and the tokenizer has none. Give a "
-            "text and images."
+            f"eval_prompts {where}: has media in a conversation, which a chat template writes, and the tokenizer has none. "
+            "Give a text and images."
         )
     return content_text(messages[-1]["content"])
 
