@@ -179,6 +179,23 @@ def test_a_tower_that_is_named_encoder():
         media_parts(model, BOTH)
 
 
+@pytest.mark.skipif(not hasattr(transformers, "VibeVoiceAsrConfig"), reason="this transformers has no VibeVoice-ASR")
+def test_a_projector_alone():
+    """VibeVoice-ASR names no tower, of which it has two, and its projector by the name of one."""
+    layers = {"model_type": "vibevoice_acoustic_tokenizer_encoder", "num_filters": 4, "depths": [1] * 7, "ffn_expansion": 2}
+    sizes = {"downsampling_ratios": [2, 2, 4, 5, 5, 8], "hidden_size": 16}
+    with torch.device("meta"):
+        config = transformers.VibeVoiceAsrConfig(
+            acoustic_tokenizer_encoder_config=layers | sizes,
+            semantic_tokenizer_encoder_config=layers | sizes,
+            text_config={**TEXT, "model_type": "qwen2"},
+        )
+        model = transformers.VibeVoiceAsrForConditionalGeneration(config)
+    assert media_parts(model) == media_parts(model, BOTH[1:]) == {BOTH[1]: ["model.multi_modal_projector"]}
+    with pytest.raises(ModelError, match="names no audio tower"):
+        media_parts(model, ["audio_tower"])
+
+
 def test_a_model_without_a_tower_of_audio():
     """It is said to name none."""
     with pytest.raises(ModelError, match=r"Gemma3ForConditionalGeneration names no audio tower \(get_encoder\)"):

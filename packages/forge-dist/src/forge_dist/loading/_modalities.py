@@ -88,9 +88,10 @@ def media_parts(model: "PreTrainedModel", parts: Collection[str] | None = None) 
     """Return part → names of the outermost modules and parameters that it consists of.
 
     Towers are transformers' encoders of images and of audio (`get_encoder`); in a model of one other modality that names none
-    so, its only encoder beside the language part (Granite Speech). The projector is what else stands beside the
-    language part; where nothing does, the layers of its name in the towers (Qwen-VL's `merger` and `deepstack_merger_list`,
-    Qwen-Omni's `proj` of audio), which write vectors of the language part's width.
+    so, its only encoder beside the language part (Granite Speech). The projector is what else stands beside the language part,
+    or, in a model that names no tower, what has its name (VibeVoice-ASR); where nothing does, the layers of its name in the
+    towers (Qwen-VL's `merger` and `deepstack_merger_list`, Qwen-Omni's `proj` of audio), which write vectors of the language
+    part's width.
 
     Args:
         model: bare, as transformers loads it.
@@ -111,6 +112,9 @@ def media_parts(model: "PreTrainedModel", parts: Collection[str] | None = None) 
     if not towers and names.get(only := model.get_encoder()) in outermost:
         towers = dict.fromkeys(_parts_with_modality(model), only)
         towers = towers if len(towers) == 1 else {}
+    projector = [name for name in outermost if _PROJECTOR.search(name.rpartition(".")[2])]
+    if not towers and projector and set(parts or [_PROJECTOR_PART]) == {_PROJECTOR_PART}:
+        return {_PROJECTOR_PART: projector}
     wanted = (*towers, _PROJECTOR_PART) if parts is None and towers else [*(parts or _TOWERS)]
     for part in [part for part in _TOWERS if part in wanted and part not in towers] if towers else wanted[:1]:
         what = _SAID.get(part, "vision tower or audio tower")
