@@ -377,6 +377,21 @@ def test_a_text_is_marked_where_a_model_trains_on_nothing_else(tmp_path):
         model(input_ids=ids, use_cache=False)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_text_is_causal(attention, tmp_path):
+    """PaliGemma has no mask of a text under sdpa, and its layers are not causal: what is ahead is not seen."""
+    text = {**TEXT, "model_type": "gemma"}
+    config = transformers.PaliGemmaConfig(text_config=text, vision_config=VISION, projection_dim=16, image_token_index=60)
+    transformers.PaliGemmaForConditionalGeneration(config).save_pretrained(tmp_path / "base")
+    model, ids = load(str(tmp_path / "base"), attention=attention), torch.tensor([[5, 7, 9, 11], [5, 7, 9, 12]])
+    embedded = model.get_input_embeddings()(ids)
+    for given in ({"input_ids": ids}, {"inputs_embeds": embedded}, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}):
+        found = model(**given, use_cache=False).logits
+        assert torch.equal(found[0, :3], found[1, :3])
+    prefix = model(input_ids=ids, token_type_ids=torch.zeros_like(ids), use_cache=False).logits
+    assert not torch.equal(prefix[0, :3], prefix[1, :3])
+
+
 def test_no_other_model_is_marked(saved):
     """A model that trains on text as it is gets no hook."""
     assert not any(module._forward_pre_hooks for module in load(saved).modules())

@@ -39,6 +39,8 @@ _PROJECTOR = re.compile(r"merger|connector|projector|^proj\d*$")
 """In names of projectors that stand in a tower, or that are models of their own."""
 _MARKS = "mm_token_type_ids"
 """Argument of a forward: 1 for each token that stands for a part of an image, 0 for one of text."""
+_PREFIX = "token_type_ids"
+"""Argument of a forward of PaliGemma: 0 for each token of a prompt, which all see each other, 1 for one of a completion."""
 _SCORE = "score"
 """transformers' name of the layer of a sequence classifier."""
 LANGUAGE = ("language_model",)
@@ -201,22 +203,33 @@ def freeze_parts(model: "PreTrainedModel", stored: torch.dtype, where: str, trai
 
 
 def mark_text(model: "PreTrainedModel") -> None:
-    """Mark text as text, `mm_token_type_ids` of 0, for a model that trains on nothing else.
+    """Mark text as text for a model that computes it otherwise without.
 
-    Molmo 2 of transformers 5.23 and 5.24 refuses to train without; its processor gives them with every text. A forward with a
-    cache is left as it is.
+    Molmo 2 of transformers 5.23 and 5.24 refuses to train without `mm_token_type_ids` of 0, which its processor gives with
+    every text. PaliGemma without `token_type_ids` has no mask under sdpa, and its layers are not causal, so that a token sees
+    those ahead; 1 is what its processor gives of a completion. A forward with a cache is left as it is.
     """
     body: Any = model.base_model
-    if not _wants_marks(body):
+    if (marks := _marks_of(model, body)) is None:
         return
+    mark, number = marks
 
     def marked(_module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         tokens = given.get("input_ids") if given.get("inputs_embeds") is None else given["inputs_embeds"][..., 0]
-        if tokens is None or any(given.get(name) is not None for name in (_MARKS, "cache", "past_key_values")):
+        if tokens is None or any(given.get(name) is not None for name in (mark, "cache", "past_key_values")):
             return args, given
-        return args, given | {_MARKS: torch.zeros_like(tokens, dtype=torch.int64)}
+        return args, given | {mark: torch.full_like(tokens, number, dtype=torch.int64)}
 
     body.register_forward_pre_hook(marked, with_kwargs=True)
+
+
+def _marks_of(model: "PreTrainedModel", body: Any) -> tuple[str, int] | None:
+    """Return the argument with a number for each token, and that of text; None where text needs none."""
+    text = model.config.get_text_config()
+    ahead = is_multimodal(model.config) and getattr(text, "use_bidirectional_attention", None) is True
+    if ahead and _PREFIX in inspect.signature(body.forward).parameters:
+        return _PREFIX, 1
+    return (_MARKS, 0) if _wants_marks(body) else None
 
 
 class _Began(Exception):  # noqa: N818 - no error: the forward got as far as its embeddings
