@@ -25,6 +25,8 @@ from transformers import (
     LlavaProcessor,
     MllamaConfig,
     MllamaProcessor,
+    PaliGemmaConfig,
+    PaliGemmaProcessor,
     PreTrainedTokenizerFast,
     Qwen2AudioConfig,
     Qwen2AudioProcessor,
@@ -37,6 +39,7 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.idefics2.image_processing_pil_idefics2 import Idefics2ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from .. import films
 from . import modalities, reference
@@ -161,6 +164,24 @@ def _mllama() -> tuple[Any, Any]:
     return config, MllamaProcessor(image_processor=images, tokenizer=tokenizer, chat_template=tokenizer.chat_template)
 
 
+def _paligemma() -> tuple[Any, Any]:
+    """4 tokens for an image, no chat template; all before the completion sees what is ahead: PaliGemma 2."""
+    tokenizer = _tokenizer("", bos_token="<bos>")
+    processor = PaliGemmaProcessor(
+        image_processor=SiglipImageProcessorPil(size={"height": 28, "width": 28}, image_seq_length=4), tokenizer=tokenizer
+    )
+    tokenizer.chat_template = None
+    sliding = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+    config = PaliGemmaConfig(
+        text_config={**modalities.TEXT, **sliding, "model_type": "gemma2", "vocab_size": 1536, "query_pre_attn_scalar": 8},
+        vision_config={**modalities.VISION, "num_hidden_layers": 1, "vision_use_head": False},
+        projection_dim=32,
+        hidden_size=32,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+    )
+    return config, processor
+
+
 def _qwen2_audio() -> tuple[Any, Any]:
     """A token for 40 ms of audio, of which clips in a forward are padded to the longest: packed documents."""
     marks = {"audio_token": "<AUDIO>", "audio_bos_token": "<abos>", "audio_eos_token": "<aeos>"}
@@ -222,6 +243,7 @@ FAMILIES = {
     "llava-next": _llava_next,
     "idefics2": _idefics2,
     "mllama": _mllama,
+    "paligemma": _paligemma,
     "qwen2-audio": _qwen2_audio,
     "qwen3-vl": _qwen3_vl,
     "glm-asr": partial(_one_clip, "GlmAsr"),

@@ -19,6 +19,7 @@ import forge
 import forge_algos
 import forge_data
 import forge_packing
+from forge._errors import SettingsError
 from forge.cli._app import main
 from forge.run import _memory, _run
 from forge.talking import _transformers_server
@@ -368,6 +369,15 @@ def test_a_model_is_asked_about_audio(
     assert "config.json cannot be read as audio" in told.err
     with pytest.raises(forge_data.TokenizerError, match="is an image, and the processor Qwen2AudioProcessor takes audio clips"):
         forge.generate(model, "what?", image=[model / "config.json"])
+
+
+def test_a_clip_of_one_token(model: Path, tmp_path: Path) -> None:
+    """transformers' own `generate` of Qwen2-Audio ends in a TypeError there: one error that names the clip."""
+    soundfile.write(clip := tmp_path / "short.wav", np.full(640, 0.1, np.float32), 16_000)
+    with pytest.raises(TypeError):
+        heard(model, [clip], "what?", 2)
+    with pytest.raises(SettingsError, match=r"the model cannot run .*short\.wav: TypeError: .*\. Give a longer clip"):
+        forge.generate(model, "what?", audio=[clip], max_new_tokens=2)
 
 
 @pytest.mark.parametrize("samples", [0, 1, 300])

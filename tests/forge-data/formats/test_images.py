@@ -136,7 +136,6 @@ def shared(text):
          r"field images holds 1 image, and <image> stands in its texts 2 times; give each image its place"),
         ({"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": "<image>"}], "image": "a", "system": "s"},
          r"field conversations\[1\].value holds <image>"),
-        ({"prompt": "?", "completion": "!", "images": ["a"]}, r"field images is a list of 1, but prompt and completion are te"),
         ({"text": "a", "images": ["a"]}, r"field images is a list of 1, and rows of text are trained on text alone; take it"),
     ],
 )  # fmt: skip

@@ -23,8 +23,30 @@ def test_messages():
 
 
 @pytest.mark.parametrize(
+    ("prompt", "columns", "expected", "places", "fields"),
+    [
+        ("a<image>b<image>", {"images": ["x", "y"]}, "ab", (1, 2), ["images[0]", "images[1]"]),
+        ("ab", {"image": "x"}, "ab", (0,), ["image"]),
+        ("a<audio>b", {"images": ["x", "y"], "audio": "z"}, "ab", (0, 0, 1), ["images[0]", "images[1]", "audio"]),
+        ("<audio><image>", {"image": "x", "audio": "z"}, "", (0, 0), ["audio", "image"]),
+        ("a<image>b", {"images": []}, "a<image>b", (), []),
+    ],
+)
+def test_media_of_a_text(prompt, columns, expected, places, fields):
+    """Each medium stands where its mark does; without a mark of their kind all stand before the prompt."""
+    made = prompt_completion("f:1", {"prompt": prompt, "completion": "c", **columns})
+    assert (made.prompt, made.completion, made.places) == (expected, "c", places)
+    assert [medium.field for medium in made.media] == fields
+
+
+@pytest.mark.parametrize(
     ("row", "expected"),
     [
+        (
+            {"prompt": "<image>", "completion": "c", "images": ["x", "y"]},
+            "f:1: field images holds 2 images, and <image> stands in the prompt 1 time; give each image its place",
+        ),
+        ({"prompt": "a", "completion": "<image>", "image": "x"}, "f:1: field completion holds <image>, and the row has images"),
         ({"prompt": "a", "completion": [BOT]}, "f:1: prompt is the string 'a' and completion is a list of 1; make both"),
         ({"prompt": [USER], "completion": "b"}, "f:1: prompt is a list of 1 and completion is the string 'b'; make both"),
         ({"prompt": 1, "completion": 2}, "f:1: prompt is int 1 and completion is int 2; make both"),

@@ -134,7 +134,6 @@ def test_images_beside():
         ({"messages": [TEXT, ANSWER], "audios": ["a"], "audio": "a"}, r"f:1 has both audios and audio; keep the one with its"),
         ({"messages": [TEXT, ANSWER | {"content": "<audio>"}], "audio": "a"}, r"holds <audio>, and the row has audio clips"),
         ({"messages": [TEXT, {"role": "assistant", "content": [{"type": "audio", "audio": "a"}]}]}, r"what a model writes"),
-        ({"prompt": "?", "completion": "!", "audio": "a"}, r"field audio is the string 'a', but prompt and completion"),
     ],
 )  # fmt: skip
 def test_refused(row, expected):
@@ -325,3 +324,12 @@ def test_processors_that_make_arrays_of_torch_alone(directory, monkeypatch):
     monkeypatch.setattr(type(expected), "__call__", of_torch)
     assert tokenize(row, str(directory[0]), media=True).input_ids.tolist() == example.input_ids.tolist()
     assert np.array_equal(MediaInputs(expected)(example)["input_features"], made["input_features"])
+
+
+def test_a_processor_of_conversations_alone(directory, tmp_path):
+    """Voxtral's takes audio where mistral-common writes the text, and says so."""
+    from transformers import VoxtralProcessor, WhisperFeatureExtractor
+
+    VoxtralProcessor(WhisperFeatureExtractor(feature_size=8), load_tokenizer(directory[0])).save_pretrained(tmp_path)
+    with pytest.raises(TokenizerError, match=r"the processor VoxtralProcessor takes audio in conversations alone \(Voxtral\)"):
+        MediaInputs(tmp_path)

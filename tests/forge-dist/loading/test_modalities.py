@@ -164,6 +164,38 @@ def test_towers_of_audio(kind):
             media_parts(model, BOTH)
 
 
+def test_a_tower_that_is_named_encoder():
+    """Granite Speech takes audio alone, and has one encoder, which transformers finds under no modality."""
+    sizes = {"num_layers": 1, "hidden_dim": 16, "num_heads": 2, "dim_head": 8, "output_dim": 16, "context_size": 20}
+    with torch.device("meta"):
+        config = transformers.GraniteSpeechConfig(
+            text_config={**TEXT, "model_type": "llama"},
+            encoder_config=sizes | {"max_pos_emb": 32},
+            projector_config={"model_type": "blip_2_qformer", "hidden_size": 24, "num_hidden_layers": 1},
+        )
+        model = transformers.GraniteSpeechForConditionalGeneration(config)
+    assert media_parts(model) == {"audio_tower": ["model.encoder"], BOTH[1]: ["model.projector"]}
+    with pytest.raises(ModelError, match="names no vision tower"):
+        media_parts(model, BOTH)
+
+
+@pytest.mark.skipif(not hasattr(transformers, "VibeVoiceAsrConfig"), reason="this transformers has no VibeVoice-ASR")
+def test_a_projector_alone():
+    """VibeVoice-ASR names no tower, of which it has two, and its projector by the name of one."""
+    layers = {"model_type": "vibevoice_acoustic_tokenizer_encoder", "num_filters": 4, "depths": [1] * 7, "ffn_expansion": 2}
+    sizes = {"downsampling_ratios": [2, 2, 4, 5, 5, 8], "hidden_size": 16}
+    with torch.device("meta"):
+        config = transformers.VibeVoiceAsrConfig(
+            acoustic_tokenizer_encoder_config=layers | sizes,
+            semantic_tokenizer_encoder_config=layers | sizes,
+            text_config={**TEXT, "model_type": "qwen2"},
+        )
+        model = transformers.VibeVoiceAsrForConditionalGeneration(config)
+    assert media_parts(model) == media_parts(model, BOTH[1:]) == {BOTH[1]: ["model.multi_modal_projector"]}
+    with pytest.raises(ModelError, match="names no audio tower"):
+        media_parts(model, ["audio_tower"])
+
+
 def test_a_model_without_a_tower_of_audio():
     """It is said to name none."""
     with pytest.raises(ModelError, match=r"Gemma3ForConditionalGeneration names no audio tower \(get_encoder\)"):
@@ -343,6 +375,21 @@ def test_a_text_is_marked_where_a_model_trains_on_nothing_else(tmp_path):
     model.train().base_model._forward_pre_hooks.clear()
     with pytest.raises(ValueError, match="`mm_token_type_ids` is required"):
         model(input_ids=ids, use_cache=False)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_text_is_causal(attention, tmp_path):
+    """PaliGemma has no mask of a text under sdpa, and its layers are not causal: what is ahead is not seen."""
+    text = {**TEXT, "model_type": "gemma"}
+    config = transformers.PaliGemmaConfig(text_config=text, vision_config=VISION, projection_dim=16, image_token_index=60)
+    transformers.PaliGemmaForConditionalGeneration(config).save_pretrained(tmp_path / "base")
+    model, ids = load(str(tmp_path / "base"), attention=attention), torch.tensor([[5, 7, 9, 11], [5, 7, 9, 12]])
+    embedded = model.get_input_embeddings()(ids)
+    for given in ({"input_ids": ids}, {"inputs_embeds": embedded}, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}):
+        found = model(**given, use_cache=False).logits
+        assert torch.equal(found[0, :3], found[1, :3])
+    prefix = model(input_ids=ids, token_type_ids=torch.zeros_like(ids), use_cache=False).logits
+    assert not torch.equal(prefix[0, :3], prefix[1, :3])
 
 
 def test_no_other_model_is_marked(saved):

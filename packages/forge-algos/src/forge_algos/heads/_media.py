@@ -43,6 +43,8 @@ class MediaDocument(NamedTuple):
     """What a processor makes of its images."""
     spans: Sequence[tuple[int, int]]
     """Tokens [start, stop) that stand for each image."""
+    marks: tuple[tuple[str, int], ...] = ()
+    """Arguments with a number for each token, and that of a text without images, where it is not 0."""
 
 
 def pack_media(
@@ -200,7 +202,9 @@ def _require(
     """Raise PackedBatchError where a test with images finds a problem, or cannot run."""
     problem, refusal = run_test(test, model, device)
     if refusal is not None:
-        raise PackedBatchError(f"{what} cannot run a document with media: {refusal}") from refusal
+        raise PackedBatchError(
+            f"{what} cannot run a document with media: {refusal}. They may be too short or too small for it: take such rows out"
+        ) from refusal
     if problem:
         raise PackedBatchError(f"{what} {problem}. {remedy}")
 
@@ -299,7 +303,7 @@ def longer(document: MediaDocument, more: int) -> MediaDocument:
         for name, array in document.inputs.items()
     }
     spans = [(start + more, stop + more) for start, stop in document.spans]
-    return MediaDocument(np.concatenate([words, ids]), inputs, spans)
+    return document._replace(input_ids=np.concatenate([words, ids]), inputs=inputs, spans=spans)
 
 
 def words_of(document: MediaDocument) -> NDArray[np.bool_]:
@@ -349,7 +353,9 @@ def _problem(
     # Other words before the same images.
     changed = first.clone()
     changed[words] = first[words].roll(1)
-    text = MediaDocument(first[words].cpu().numpy(), {}, ())
+    plain = first[words].cpu().numpy()
+    marks = {name: np.full((1, len(plain)), number, np.int64) for name, number in documents[0].marks}
+    text = MediaDocument(plain, marks, ())
     row = [text, documents[0], text, documents[1]]
     ids, media = [_on(device, each) for each in row], join([each.inputs for each in row])
     ends = np.cumsum([0, *map(len, ids)]).tolist()

@@ -81,7 +81,7 @@ def _with_media(place: str, fields: Fields, turns: Turns, field_of: FieldOf) -> 
 
 
 def _with_kind(place: str, fields: Fields, turns: Turns, field_of: FieldOf, kind: Kind) -> Turns:
-    given = _given(place, fields, kind)
+    given = given_media(place, fields, kind)
     own = [medium for medium in turns.media if medium.kind == kind]
     open_places = [medium for medium in own if not medium.is_given]
     if not given and not open_places:
@@ -112,8 +112,12 @@ def _with_kind(place: str, fields: Fields, turns: Turns, field_of: FieldOf, kind
     return turns._replace(messages=messages, media=tuple(filled))
 
 
-def _given(place: str, fields: Fields, kind: Kind) -> list[Media]:
-    """Read the media of a kind in the row's own columns."""
+def given_media(place: str, fields: Fields, kind: Kind) -> list[Media]:
+    """Read the media of a kind in the row's own columns.
+
+    Raises:
+        DataError: two columns of one kind, or a value that is no medium.
+    """
     names = [name for name, of in COLUMNS.items() if of == kind and not is_empty(fields.get(name))]
     if len(names) > 1:
         raise DataError(f"{place} has both {names[0]} and {names[1]}; keep the one with its {MANY[kind]}")

@@ -6,6 +6,7 @@ from forge_data._values import checked_text, describe
 from forge_data.formats._chat import MEDIA_FIELDS, TEMPLATE_FIELDS, chat
 from forge_data.formats._format import FieldOf, Fields, Format, message_field
 from forge_data.formats._messages import REASONING, Turns, checked_messages
+from forge_data.formats._plain_media import with_media
 from forge_data.formats._rated import KTO_TAG, rated
 from forge_data.formats._rated_answers import field_of, rated_answer
 from forge_data.formats._samples import Chat, Message, Text, Unpaired
@@ -21,7 +22,7 @@ def prompt_completion(place: str, fields: Fields) -> Chat | Text:
     Raises:
         DataError: one is text and the other messages, or one of them is neither.
     """
-    return answer(place, fields, "completion")
+    return answer(place, fields, "completion", media=True)
 
 
 def unpaired(place: str, fields: Fields) -> Unpaired:
@@ -57,21 +58,28 @@ def unpaired(place: str, fields: Fields) -> Unpaired:
     return Unpaired(place, completion, desirable)
 
 
-def answer(place: str, fields: Fields, field: str) -> Chat | Text:
+def answer(place: str, fields: Fields, field: str, *, media: bool = False) -> Chat | Text:
     """Read the prompt of a row, which may have images, and its answer in `field`.
+
+    Args:
+        place: of the row.
+        fields: of the row.
+        field: the answer's.
+        media: whether a prompt of plain text may have images too.
 
     Raises:
         DataError: one is text and the other messages, or one of them is neither.
     """
     prompt, given = fields["prompt"], fields[field]
     if isinstance(prompt, str) and isinstance(given, str):
-        for name in (*TEMPLATE_FIELDS, *MEDIA_FIELDS):
+        for name in TEMPLATE_FIELDS if media else (*TEMPLATE_FIELDS, *MEDIA_FIELDS):
             if not is_empty(fields.get(name)) and fields[name] is not False:
                 raise DataError(
                     f"{place}: field {name} is {describe(fields[name])}, but prompt and {field} are text, which no chat "
                     "template writes; make both lists of messages, or take it out"
                 )
-        return Text(place, checked_text(place, "prompt", prompt), checked_text(place, field, given))
+        text = Text(place, checked_text(place, "prompt", prompt), checked_text(place, field, given))
+        return with_media(place, fields, text) if media else text
     if not isinstance(prompt, list) or not isinstance(given, list):
         raise DataError(
             f"{place}: prompt is {describe(prompt)} and {field} is {describe(given)}; make both strings, or both lists of "

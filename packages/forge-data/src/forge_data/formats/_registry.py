@@ -162,7 +162,7 @@ def convert(
         made = {"weight": fields["weight"], **made} if "weight" in fields else made
         name = _detected(f"{place}, rewritten by the format {format},", made, known)
         return convert(name, place, made, vocabulary, media=media, directory=directory)
-    if isinstance(made, Chat):
+    if isinstance(made, Chat | Text):
         made = _with_paths(place, made, media, directory)
     elif isinstance(made, Preference):
         chosen, rejected = (_with_paths(place, side, media, directory) for side in (made.chosen, made.rejected))
@@ -204,7 +204,7 @@ def _refused(format: str, media: bool) -> dict[str, str]:  # noqa: A002
 
 def _with_paths(place: str, part: Chat | Text, media: bool, directory: str | None) -> Any:
     """Make the paths of media absolute; refuse media where they are not trained."""
-    if not isinstance(part, Chat) or not part.media:
+    if not part.media:
         return part
     if not media:
         raise DataError(

@@ -48,6 +48,9 @@ class Text:
     prompt: str
     completion: str
     weight: float = 1.0
+    media: tuple[Media, ...] = ()
+    places: tuple[int, ...] = ()
+    """Character of the prompt before which each medium stands."""
 
 
 @attrs.frozen

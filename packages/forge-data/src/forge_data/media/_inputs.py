@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from forge_data._errors import DataError
+from forge_data._example import IGNORED
 from forge_data._media import MANY, ONE, Kind, Media
 from forge_data._values import counted
 from forge_data.media._load import load_processor
-from forge_data.media._processor import Joining, ModelProcessor
+from forge_data.media._processor import PREFIX, Joining, ModelProcessor
 from forge_data.media._read import close, uri_of
 
 if TYPE_CHECKING:
@@ -146,6 +147,11 @@ class MediaInputs:
         return tuple(self._processor.placeholders)
 
     @property
+    def marks(self) -> tuple[tuple[str, int], ...]:
+        """Arrays of tokens, and the number in them of a token of text without media, where that is not 0."""
+        return ((PREFIX, 1),) if self._processor.takes_suffix else ()
+
+    @property
     def token_ids(self) -> frozenset[int]:
         """Tokens that the model takes for parts of an image, a video or a sound; no answer has one."""
         return self._processor.token_ids | self._processor.other_token_ids
@@ -165,7 +171,7 @@ class MediaInputs:
         try:
             with self._lock:
                 of_media = self._processor.arrays(decoded, place, example.input_ids) if decoded else {}
-                return of_media | self._processor.of_tokens(example.input_ids)
+                return of_media | self._processor.of_tokens(example.input_ids, _prompt_of(example))
         finally:
             close(decoded)
 
@@ -188,21 +194,27 @@ class MediaInputs:
         edges = np.flatnonzero(np.diff(inside, prepend=False, append=False))
         return [(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
 
-    def prompt(self, text: str, media: Sequence[Media], place: str = "the prompt") -> "dict[str, NDArray[Any]]":
-        """Make the arguments of a forward of a text that a chat template wrote.
+    def prompt(
+        self, text: str, media: Sequence[Media], place: str = "the prompt", *, places: Sequence[int] | None = None
+    ) -> "dict[str, NDArray[Any]]":
+        """Make the arguments of a forward of a text that a chat template wrote, or of plain text.
 
         They are `input_ids` int64[1, S], and those of a call.
 
         Args:
-            text: with the processor's placeholder for each medium.
+            text: with the processor's placeholder for each medium; of plain text without.
             media: in the order of the placeholders.
             place: of the text, for errors.
+            places: of plain text, which no chat template wrote, the character before which each medium stands. The tokenizer's
+                special tokens are added.
 
         Raises:
             DataError: another number of placeholders than of media, a token of one in the text, or one that cannot be read.
             TokenizerError: a medium of a kind that the model does not take.
         """
         self._processor.check(media, place)
+        if places is not None:
+            return self._plain_prompt(text, media, place, places)
         for kind, placeholder in self._processor.placeholders.items():
             given = sum(medium.kind == kind for medium in media)
             if (found := text.count(placeholder)) != given:
@@ -227,3 +239,22 @@ class MediaInputs:
                 )
         finally:
             close(decoded)
+
+    def _plain_prompt(self, text: str, media: Sequence[Media], place: str, places: Sequence[int]) -> "dict[str, NDArray[Any]]":
+        decoded = [self._processor.read(medium, place)[0] for medium in media]
+        try:
+            with self._lock:
+                ids = self._processor.plain(text, places, "", decoded, place).ids
+                arrays = self._processor.arrays(decoded, place, ids, text)
+                return {"input_ids": ids[None].astype(np.int64)} | arrays | self._processor.of_tokens(ids)
+        finally:
+            close(decoded)
+
+
+def _prompt_of(example: _Pictured) -> int | None:
+    """Count the tokens before what is learned of an example; 0 of a text without media, None of a prompt."""
+    labels = getattr(example, "labels", None)
+    if labels is None:
+        return None
+    learned = np.flatnonzero(labels != IGNORED)
+    return (int(learned[0]) if len(learned) else None) if example.media else 0

@@ -3,6 +3,7 @@
 The processor is that of transformers, so what a model is trained on is what it gets from plain transformers.
 """
 
+import inspect
 import re
 from collections.abc import Sequence
 from functools import cached_property
@@ -14,10 +15,11 @@ import numpy as np
 
 from forge_data._errors import DataError, TokenizerError
 from forge_data._media import ONE, Kind, Media, several
-from forge_data.media._expanded import Expanded, Recorder, Replacement
+from forge_data.media._expanded import Expanded, PlainText, Recorder, Replacement
 from forge_data.media._joining import Joining, alike, fitting, joining, made_up_images, made_up_media
+from forge_data.media._plain import write_plain
 from forge_data.media._read import read_audio, read_image
-from forge_data.media._video import Sample, Video, read_video
+from forge_data.media._video import Chosen, Sample, Video, kind_of, read_video
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,8 +29,10 @@ if TYPE_CHECKING:
     Decoded = Pixels | Video | NDArray[np.float32]
     """An image, a video, or samples of audio."""
 
-_OF_TEXT = ("input_ids", "attention_mask", "text_replacement_offsets")
+_OF_TEXT = ("input_ids", "attention_mask", "text_replacement_offsets", "labels")
 _BFLOAT16 = "bfloat16"
+PREFIX = "token_type_ids"
+"""Of a processor that takes a suffix: 1 for its tokens, 0 for those before it."""
 _OF_TOKENS = ("mm_token_type_ids", "token_type_ids", "moe_mm_token_type_ids")
 """Arrays with a number for each token that processors make of the ids."""
 
@@ -36,20 +40,6 @@ _HEARD = 30
 """Seconds that every processor hears, unless it says how many."""
 _END = 0.05
 """Seconds at the end of a clip by which is told whether they are heard."""
-
-
-class _Chosen(Exception):  # noqa: N818 - no error, but how a call ends that is made to learn something
-    """How a processor chooses the frames of a file."""
-
-    def __init__(self, sample: Sample | None) -> None:
-        super().__init__()
-        self.sample = sample
-
-
-def _kind_of(decoded: "Decoded") -> Kind:
-    if isinstance(decoded, Video):
-        return "video"
-    return "audio" if isinstance(decoded, np.ndarray) else "image"
 
 
 def _array(values: Any) -> "NDArray[Any]":
@@ -82,7 +72,15 @@ class ModelProcessor:
                 f"there are media, and what reads for the model ({type(processor).__name__}) does not take them beside text; "
                 "use a model that takes them, or leave them out"
             )
+        arguments = inspect.signature(type(processor).__call__).parameters
+        if takes["audio"] and "text" in arguments and "audio" not in arguments:
+            raise TokenizerError(
+                f"{self.name} takes audio in conversations alone (Voxtral), which mistral-common writes and tokenizes without "
+                "saying which characters a token stands for, so that answers could not be told from prompts; take another model"
+            )
         self._processor = processor
+        self.takes_suffix = "suffix" in arguments
+        """Whether it is given a completion by itself, and all before that sees what is ahead (PaliGemma)."""
         self._recording = Lock()
         if tokenizer is not None:
             self.use(tokenizer)
@@ -157,7 +155,7 @@ class ModelProcessor:
         """
 
         def fetch_videos(_: Any, sample_indices_fn: Sample | None = None) -> Any:
-            raise _Chosen(sample_indices_fn)
+            raise Chosen(sample_indices_fn)
 
         processor = self._processor.video_processor
         asked = [{"role": "user", "content": [{"type": "video", "video": "video.mp4"}]}]
@@ -166,7 +164,7 @@ class ModelProcessor:
             try:
                 # The text is the placeholder alone, whatever the messages.
                 self._processor.apply_chat_template(asked, self.placeholders["video"], tokenize=True, return_dict=True)
-            except _Chosen as chosen:
+            except Chosen as chosen:
                 return chosen.sample
             except Exception as error:
                 raise self._legacy(why=f" ({error})") from error
@@ -208,16 +206,23 @@ class ModelProcessor:
         encoded = self._processor.tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)
         return np.array(encoded["input_ids"], dtype=np.int32)
 
-    def expand(self, text: str, media: "Sequence[Decoded]", place: str) -> Expanded:
+    def expand(self, text: str, media: "Sequence[Decoded]", place: str, **options: Any) -> Expanded:
         """Find what stands for each medium of a text, whose placeholders a chat template wrote.
+
+        `options` go to the processor.
 
         Raises:
             DataError: the processor refuses text or media; its own message is included.
             TokenizerError: it does not say what it writes for one, or makes arrays of the text that cannot be made again.
         """
-        made = self._arrays(place, [text], [media], return_text_replacement_offsets=True)
+        if self.takes_suffix:
+            raise TokenizerError(
+                f"{place}: {self.name} is given prompt and completion apart, and no conversation; make them the row's columns "
+                "prompt and completion, both text, with its images in the column images"
+            )
+        made = self._arrays(place, [text], [media], return_text_replacement_offsets=True, **options)
         offsets = made.get("text_replacement_offsets")
-        kinds = [_kind_of(each) for each in media]
+        kinds = [kind_of(each) for each in media]
         if not offsets and all(kind == "image" for kind in kinds):
             replacements = self._aligned(place, text, media)
         elif not offsets or [each["type"] for each in offsets[0]] != kinds:
@@ -229,6 +234,18 @@ class ModelProcessor:
             raise DataError(f"{place}: {self.name} makes infinite numbers of the row's audio, which is too loud; mend it")
         self._check_arrays(place, made, ids, media)
         return Expanded(replacements, ids)
+
+    def plain(self, prompt: str, places: Sequence[int], completion: str, media: "Sequence[Decoded]", place: str) -> PlainText:
+        """Find what the processor writes for plain text with media, and its tokens; errors as of `expand`.
+
+        Args:
+            prompt: without placeholders.
+            places: character of it before which each medium stands.
+            completion: "" for a prompt that is asked.
+            media: decoded.
+            place: of the row.
+        """
+        return write_plain(self, prompt, places, completion, media, place)
 
     def _aligned(self, place: str, text: str, media: "Sequence[Decoded]") -> list[Replacement]:
         """Find what an older processor writes for each image, in the text that it has tokenized.
@@ -262,14 +279,17 @@ class ModelProcessor:
 
     def _written(self, place: str, text: str, media: "Sequence[Decoded]") -> str:
         """Return the text that the processor has tokenized in the place of another."""
+        return self.recorded(place, text, media)[0].written
+
+    def recorded(self, place: str, text: str, media: "Sequence[Decoded]", **options: Any) -> tuple[Recorder, dict[str, Any]]:
+        """Return what the processor has tokenized for a text with media, and what it makes of them."""
         with self._recording:
             tokenizer = self._processor.tokenizer
             self._processor.tokenizer = recorder = Recorder(tokenizer)
             try:
-                self._arrays(place, [text], [media])
+                return recorder, self._arrays(place, [text], [media], **options)
             finally:
                 self._processor.tokenizer = tokenizer
-        return recorder.written
 
     def count(self, ids: Any) -> int:
         """Count the tokens that a model takes for parts of media."""
@@ -356,8 +376,13 @@ class ModelProcessor:
     def _joined_as(self, apart: list[Any], together: dict[str, Any], *, exactly: bool) -> "dict[str, Joining | None]":
         return {name: joining([of[name] for of in apart], np.asarray(together[name]), exactly=exactly) for name in apart[0]}
 
-    def of_tokens(self, ids: "NDArray[Any]") -> "dict[str, NDArray[Any]]":
-        """Make the arrays with a number for each token: int64[1, S] by name."""
+    def of_tokens(self, ids: "NDArray[Any]", prompt: int | None = None) -> "dict[str, NDArray[Any]]":
+        """Make the arrays with a number for each token: int64[1, S] by name.
+
+        Of `prompt` tokens all see each other, where the model has them so; None: of all.
+        """
+        if self.takes_suffix:
+            return {PREFIX: (np.arange(len(ids)) >= (len(ids) if prompt is None else prompt)).astype(np.int64)[None]}
         if not self._arrays_of_tokens:
             return {}
         kinds = np.asarray(self._processor.create_mm_token_type_ids([ids.tolist()]), dtype=np.int64)
@@ -426,11 +451,11 @@ class ModelProcessor:
 
     def _arrays_of_media(self, place: str, rows: "Sequence[Sequence[Decoded]]", **options: Any) -> dict[str, Any]:
         """Call the processor with placeholders alone: some make nothing of images without text."""
-        texts = ["".join(self.placeholders[_kind_of(each)] for each in row) for row in rows]
+        texts = ["".join(self.placeholders[kind_of(each)] for each in row) for row in rows]
         try:
             return self._arrays(place, texts, rows, **options)
         except DataError:
-            if any(_kind_of(each) != "image" for row in rows for each in row):
+            if any(kind_of(each) != "image" for row in rows for each in row):
                 raise
             marks = [str(getattr(self._processor, f"image_{side}_token", None) or "") for side in ("start", "end")]
             if not all(marks):
@@ -454,8 +479,8 @@ class ModelProcessor:
 
     def _call(self, place: str, texts: list[str], media: "Sequence[Sequence[Decoded]] | None", **options: Any) -> Any:
         given: dict[str, Any] = {}
-        images = [[each for each in row if _kind_of(each) == "image"] for row in media or ()]
-        if audio := [each for row in media or () for each in row if _kind_of(each) == "audio"]:
+        images = [[each for each in row if kind_of(each) == "image"] for row in media or ()]
+        if audio := [each for row in media or () for each in row if kind_of(each) == "audio"]:
             given |= {"audio": audio, "sampling_rate": self.sampling_rate}
         if any(images):
             given["images"] = images
@@ -464,7 +489,7 @@ class ModelProcessor:
             given |= {"videos": [each.frames for each in videos], "do_sample_frames": False}
             given["video_metadata"] = [each.metadata() for each in videos]
         try:
-            return self._processor(text=texts, **given, add_special_tokens=False, **options)
+            return self._processor(text=texts, **given, **({"add_special_tokens": False} | options))
         except Exception as error:
             raise DataError(f"{place}: {self.name} refuses the row: {error}") from error
 

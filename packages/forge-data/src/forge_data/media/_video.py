@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from forge_data._errors import DataError
-from forge_data._media import Media
+from forge_data._media import Kind, Media
 from forge_data._values import counted
 from forge_data.media._read import checked_bytes, media_error, read_image
 
@@ -44,6 +44,21 @@ class Video(NamedTuple):
         from transformers.video_utils import VideoMetadata
 
         return VideoMetadata(**self.about)
+
+
+class Chosen(Exception):  # noqa: N818 - no error, but how a call ends that is made to learn something
+    """How a processor chooses the frames of a file."""
+
+    def __init__(self, sample: Sample | None) -> None:
+        super().__init__()
+        self.sample = sample
+
+
+def kind_of(decoded: Any) -> Kind:
+    """Return of which kind a decoded medium is."""
+    if isinstance(decoded, Video):
+        return "video"
+    return "audio" if isinstance(decoded, np.ndarray) else "image"
 
 
 def read_video(medium: Media, place: str, sample: Sample | None) -> tuple[Video, Media]:

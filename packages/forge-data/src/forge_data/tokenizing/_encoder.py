@@ -27,7 +27,7 @@ from forge_data.media._processor import ModelProcessor
 from forge_data.tokenizing._batch_tokenizer import BatchTokenizer, Tokenised
 from forge_data.tokenizing._stop_tokens import stop_tokens
 from forge_data.tokenizing._token_weights import row_weights, weighed, weights_of, with_weights
-from forge_data.tokenizing._with_media import MediaSpans, expanded
+from forge_data.tokenizing._with_media import MediaSpans, expanded, written_plain
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -62,13 +62,21 @@ class _Job:
 
 
 @attrs.frozen
+class _Done:
+    """An example that is made already, and what was seen in it."""
+
+    example: TokenizedExample
+    notes: tuple[Note, ...] = ()
+
+
+@attrs.frozen
 class Pending:
     """Samples whose texts are with the tokenizer."""
 
     samples: Sequence[Sample]
     counts: list[int]
     """Number of examples that each sample becomes."""
-    made: list[TokenizedExample | _Job]
+    made: list[_Done | _Job]
     chats: list[_Job]
     texts: list[_Job]
     of_chats: Callable[[], Tokenised]
@@ -174,7 +182,7 @@ class Encoder:
         """
         parts = [_parts(sample) for sample in samples]
         rendered = self._rendered([part for several in parts for part in several])
-        made: list[TokenizedExample | _Job] = []
+        made: list[_Done | _Job] = []
         counts: list[int] = []
         for sample, several in zip(samples, parts, strict=True):
             before = len(made)
@@ -197,8 +205,8 @@ class Encoder:
         of_texts = iter(self._examples(pending.texts, *self._ended(pending.texts, *pending.of_texts())))
         singles: list[tuple[TokenizedExample, tuple[Note, ...], tuple[str, ...]]] = []
         for job in pending.made:
-            if isinstance(job, TokenizedExample):
-                singles.append((job, (), ()))
+            if isinstance(job, _Done):
+                singles.append((job.example, job.notes, ()))
             else:
                 singles.append((next(of_chats if job.ends_from is None else of_texts), job.notes, job.forms))
         encoded, left = [], iter(singles)
@@ -228,17 +236,17 @@ class Encoder:
             return partial(self._tokenize, texts, special=special)
         return self._thread.submit(self._tokenize, texts, special=special).result
 
-    def _made(self, part: Single, rendered: Iterator[Written | None], thinks: bool | None) -> "list[TokenizedExample | _Job]":
+    def _made(self, part: Single, rendered: Iterator[Written | None], thinks: bool | None) -> "list[_Done | _Job]":
         """Make the examples or jobs of one part: of a conversation one, or one a learned turn."""
         match part:
             case Tokens():
-                return [self._tokens(part)]
+                return [_Done(self._tokens(part))]
             case Chat():
                 whole = self._train_on == "all"
                 what = learned_parts(part, self._train_on)
                 roles = [message["role"] for message in part.messages]
                 weights = weights_of(part)
-                written, made = next(rendered), list[TokenizedExample | _Job]()
+                written, made = next(rendered), list[_Done | _Job]()
                 for each, media in self._read(part, what, written, whole=whole, thinks=thinks):
                     job = _Job(each.text, each.spans, each.runs, roles, whole, None, each.notes, each.forms, weights, media)
                     made.append(job)
@@ -247,6 +255,8 @@ class Encoder:
                 if plain and (frame := self._conversations.frame(part, what)) is not None:
                     self._frames[tuple(roles)] = frame
                 return made
+            case Text() if part.media:
+                return [self._text_with_media(part)]
             case _:
                 return [self._job(part)]
 
@@ -256,15 +266,40 @@ class Encoder:
         """Render a conversation, with what stands for its images."""
         if not part.media:
             return [(each, None) for each in self._conversations.read(part, what, written, whole=whole, thinks=thinks)]
-        processor = self._processor
-        if isinstance(processor, TokenizerError):
-            raise TokenizerError(f"{part.place}: {processor}")
-        processor.check(part.media, part.place)
+        processor = self._processor_for(part)
         self._conversations.placeholders = processor.placeholders
         read = self._conversations.read(part, what, written, whole=whole, thinks=thinks)
         # The processor tokenises too, perhaps with settings of its own, while the thread does.
         with self._tokenize.lock:
             return [expanded(part, each, processor) for each in read]
+
+    def _processor_for(self, part: Chat | Text) -> ModelProcessor:
+        processor = self._processor
+        if isinstance(processor, TokenizerError):
+            raise TokenizerError(f"{part.place}: {processor}")
+        processor.check(part.media, part.place)
+        return processor
+
+    def _text_with_media(self, part: Text) -> _Done:
+        """Encode plain text with media: the processor's own tokens of it, and EOS behind them."""
+        processor = self._processor_for(part)
+        if self._train_on == "all" and processor.takes_suffix:
+            raise DataError(
+                f"{part.place}: `train_on` is all, and this model's prompt sees what is ahead, so that it would learn to "
+                "repeat it; use assistant"
+            )
+        with self._tokenize.lock:
+            written, media, notes = written_plain(part, processor)
+        texts = [written.prompt, written.completion] if written.apart else [written.prompt + written.completion]
+        made = [self._tokenize([text], special=not written.apart) for text in texts]
+        offsets = np.concatenate([made[0].offsets, *(each.offsets + len(written.prompt) for each in made[1:])])
+        ids = np.concatenate([each.ids for each in made])
+        job = self._job(attrs.evolve(part, prompt=written.prompt, completion=written.completion))
+        ended = self._ended([job], ids, offsets, [len(ids)])
+        # The processor writes no EOS where it is given one text.
+        media = attrs.evolve(media, ids=np.append(media.ids, ended.ids[len(ids) :]))
+        (example,) = self._examples([attrs.evolve(job, media=media)], *ended)
+        return _Done(example, tuple(notes))
 
     def _job(self, part: Text | Document) -> _Job:
         everything = self._train_on == "all"

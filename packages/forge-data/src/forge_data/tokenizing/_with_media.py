@@ -1,5 +1,7 @@
-"""Conversation with media → its text as the model's processor writes it, and their tokens."""
+"""Conversation or plain text with media → its text as the model's processor writes it, and their tokens."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -8,9 +10,10 @@ import numpy as np
 from forge_data._errors import DataError
 from forge_data._media import Media
 from forge_data.chat_template._trace import Run
-from forge_data.formats._samples import Chat, Note
+from forge_data.formats._samples import Chat, Note, Text
 from forge_data.masking._conversation import Conversation
 from forge_data.masking._media import moved, moved_span
+from forge_data.media._expanded import PlainText
 from forge_data.media._processor import ModelProcessor
 from forge_data.media._read import close
 
@@ -30,7 +33,9 @@ class MediaSpans:
     """int32[S], the processor's tokens of the whole text."""
     processor: ModelProcessor
     runs: list[Run]
-    """Characters of the text by message."""
+    """Characters of the text by message, or by field."""
+    fields: tuple[str, ...] = ()
+    """Of a text that is no conversation, its fields."""
 
     def tokens(self, ids: "NDArray[np.int32]", offsets: "NDArray[np.int64]") -> tuple[Media, ...]:
         """Return the media with the tokens that stand for each.
@@ -72,7 +77,7 @@ class MediaSpans:
             at = int(np.argmax(outside))
             place, token = int(offsets[at, 0]), self.processor.text_of(int(ids[at]))
             of = next((owner for start, stop, owner in self.runs if start <= place < stop and owner >= 0), None)
-            where = "a text of the row" if of is None else f"field messages[{of}]"
+            where = "a text of the row" if of is None else f"field {self.fields[of] if self.fields else f'messages[{of}]'}"
             raise DataError(
                 f"{self.place}: {where} has {token!r} in it, which stands for a part of a medium of this model; take it out of "
                 "the text"
@@ -89,18 +94,8 @@ def expanded(chat: Chat, made: Conversation, processor: ModelProcessor) -> tuple
     """
     if not made.media:
         return made, None
-    read: list[Any] = []
-    media: list[Media] = []
-    notes: list[Note] = []
-    try:
-        for medium in chat.media[: made.media]:
-            decoded, found = processor.read(medium, chat.place, lost := [])
-            read.append(decoded)
-            notes += [Note(f"lossy_{medium.kind}", medium.field, what) for what in lost]
-            media.append(found)
+    with _read(processor, chat.media[: made.media], chat.place) as (read, media, notes):
         written = processor.expand(made.text, read, chat.place)
-    finally:
-        close(read)
     starts, stops, texts = zip(*written.replacements, strict=True)
     sizes = [len(text) for text in texts]
     parts, at = [], 0
@@ -117,3 +112,29 @@ def expanded(chat: Chat, made: Conversation, processor: ModelProcessor) -> tuple
     )
     spans = [(place - size, place) for place, size in zip(places, sizes, strict=True)]
     return conversation, MediaSpans(chat.place, tuple(media), spans, written.ids, processor, conversation.runs)
+
+
+def written_plain(text: Text, processor: ModelProcessor) -> tuple[PlainText, MediaSpans, list[Note]]:
+    """Write plain text with media as the model's processor does; errors as of `expanded`."""
+    with _read(processor, text.media, text.place) as (read, media, notes):
+        made = processor.plain(text.prompt, text.places, text.completion, read, text.place)
+    border = len(made.prompt)
+    runs: list[Run] = [(0, border, 0), (border, border + len(made.completion), 1)]
+    return made, MediaSpans(text.place, tuple(media), made.spans, made.ids, processor, runs, ("prompt", "completion")), notes
+
+
+@contextmanager
+def _read(processor: ModelProcessor, media: Sequence[Media], place: str) -> Iterator[tuple[list[Any], list[Media], list[Note]]]:
+    """Decode media inside the block, with what is lost of them."""
+    read: list[Any] = []
+    found: list[Media] = []
+    notes: list[Note] = []
+    try:
+        for medium in media:
+            decoded, known = processor.read(medium, place, lost := [])
+            read.append(decoded)
+            notes += [Note(f"lossy_{medium.kind}", medium.field, what) for what in lost]
+            found.append(known)
+        yield read, found, notes
+    finally:
+        close(read)

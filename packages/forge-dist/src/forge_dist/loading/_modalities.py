@@ -39,6 +39,8 @@ _PROJECTOR = re.compile(r"merger|connector|projector|^proj\d*$")
 """In names of projectors that stand in a tower, or that are models of their own."""
 _MARKS = "mm_token_type_ids"
 """Argument of a forward: 1 for each token that stands for a part of an image, 0 for one of text."""
+_PREFIX = "token_type_ids"
+"""Argument of a forward of PaliGemma: 0 for each token of a prompt, which all see each other, 1 for one of a completion."""
 _SCORE = "score"
 """transformers' name of the layer of a sequence classifier."""
 LANGUAGE = ("language_model",)
@@ -87,9 +89,11 @@ def passed_over(model: "PreTrainedModel") -> list[str]:
 def media_parts(model: "PreTrainedModel", parts: Collection[str] | None = None) -> dict[str, list[str]]:
     """Return part → names of the outermost modules and parameters that it consists of.
 
-    Towers are transformers' encoders of images and of audio (`get_encoder`). The projector is what else stands beside the
-    language part; where nothing does, the layers of its name in the towers (Qwen-VL's `merger` and `deepstack_merger_list`,
-    Qwen-Omni's `proj` of audio), which write vectors of the language part's width.
+    Towers are transformers' encoders of images and of audio (`get_encoder`); in a model of one other modality that names none
+    so, its only encoder beside the language part (Granite Speech). The projector is what else stands beside the language part,
+    or, in a model that names no tower, what has its name (VibeVoice-ASR); where nothing does, the layers of its name in the
+    towers (Qwen-VL's `merger` and `deepstack_merger_list`, Qwen-Omni's `proj` of audio), which write vectors of the language
+    part's width.
 
     Args:
         model: bare, as transformers loads it.
@@ -107,6 +111,12 @@ def media_parts(model: "PreTrainedModel", parts: Collection[str] | None = None) 
     # Some are None in a directory without such a part (Gemma 4's tower of audio), or the model itself.
     encoders: dict[str, Any] = {part: model.get_encoder(modality=kind_of) for part, kind_of in _TOWERS.items()}
     towers = {part: module for part, module in encoders.items() if names.get(module) in outermost}
+    if not towers and names.get(only := model.get_encoder()) in outermost:
+        towers = dict.fromkeys(_parts_with_modality(model), only)
+        towers = towers if len(towers) == 1 else {}
+    projector = [name for name in outermost if _PROJECTOR.search(name.rpartition(".")[2])]
+    if not towers and projector and set(parts or [_PROJECTOR_PART]) == {_PROJECTOR_PART}:
+        return {_PROJECTOR_PART: projector}
     wanted = (*towers, _PROJECTOR_PART) if parts is None and towers else [*(parts or _TOWERS)]
     for part in [part for part in _TOWERS if part in wanted and part not in towers] if towers else wanted[:1]:
         what = _SAID.get(part, "vision tower or audio tower")
@@ -130,6 +140,13 @@ def media_parts(model: "PreTrainedModel", parts: Collection[str] | None = None) 
             "or name the weights that train in unfrozen_parameters as well"
         )
     return {part: found[part] for part in found if part in wanted}
+
+
+def _parts_with_modality(model: "PreTrainedModel") -> list[str]:
+    """Return the towers whose modality a model says that it takes."""
+    said = model.input_modalities
+    taken = {said} if isinstance(said, str) else {*said}
+    return [part for part, modality in _TOWERS.items() if modality in taken]
 
 
 def is_inside(name: str, modules: Iterable[str]) -> bool:
@@ -186,22 +203,33 @@ def freeze_parts(model: "PreTrainedModel", stored: torch.dtype, where: str, trai
 
 
 def mark_text(model: "PreTrainedModel") -> None:
-    """Mark text as text, `mm_token_type_ids` of 0, for a model that trains on nothing else.
+    """Mark text as text for a model that computes it otherwise without.
 
-    Molmo 2 of transformers 5.23 and 5.24 refuses to train without; its processor gives them with every text. A forward with a
-    cache is left as it is.
+    Molmo 2 of transformers 5.23 and 5.24 refuses to train without `mm_token_type_ids` of 0, which its processor gives with
+    every text. PaliGemma without `token_type_ids` has no mask under sdpa, and its layers are not causal, so that a token sees
+    those ahead; 1 is what its processor gives of a completion. A forward with a cache is left as it is.
     """
     body: Any = model.base_model
-    if not _wants_marks(body):
+    if (marks := _marks_of(model, body)) is None:
         return
+    mark, number = marks
 
     def marked(_module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         tokens = given.get("input_ids") if given.get("inputs_embeds") is None else given["inputs_embeds"][..., 0]
-        if tokens is None or any(given.get(name) is not None for name in (_MARKS, "cache", "past_key_values")):
+        if tokens is None or any(given.get(name) is not None for name in (mark, "cache", "past_key_values")):
             return args, given
-        return args, given | {_MARKS: torch.zeros_like(tokens, dtype=torch.int64)}
+        return args, given | {mark: torch.full_like(tokens, number, dtype=torch.int64)}
 
     body.register_forward_pre_hook(marked, with_kwargs=True)
+
+
+def _marks_of(model: "PreTrainedModel", body: Any) -> tuple[str, int] | None:
+    """Return the argument with a number for each token, and that of text; None where text needs none."""
+    text = model.config.get_text_config()
+    ahead = is_multimodal(model.config) and getattr(text, "use_bidirectional_attention", None) is True
+    if ahead and _PREFIX in inspect.signature(body.forward).parameters:
+        return _PREFIX, 1
+    return (_MARKS, 0) if _wants_marks(body) else None
 
 
 class _Began(Exception):  # noqa: N818 - no error: the forward got as far as its embeddings

@@ -208,7 +208,7 @@ def inference_mode(model: torch.nn.Module, base: "PreTrainedModel", attention: s
     Some modules may be in eval mode by intent. Parts beside the language keep the attention that they have.
     """
     training = {module: module.training for module in model.modules()}
-    before = str(base.config._attn_implementation)
+    before = str(base.config.get_text_config()._attn_implementation)
     model.eval()
     _set_attention(base, attention)
     try:

@@ -29,7 +29,7 @@ def generate(
         model_path: A model directory, an adapter directory, a run directory (its last export), or a hub name.
         prompt: What the user says; by default what standard input holds. With a tokenizer that has a chat template it becomes a
             user message.
-        image: Images that the prompt asks about, shown before its text; needs a multimodal model and a chat template.
+        image: Images that the prompt asks about, shown before its text; needs a multimodal model.
         video: Videos that it asks about, shown before its text, behind images.
         audio: Audio clips that it asks about, heard before its text, as images are shown.
         max_new_tokens: Stop after so many tokens.
@@ -57,9 +57,7 @@ def generate(
     if not model.converses:
         if system is not None:
             raise SettingsError("system has no effect here: this tokenizer has no chat template.")
-        if media:
-            raise SettingsError(f"{media[0].kind} has no effect here: this tokenizer has no chat template, which places it.")
-        return model.answer(prompt, sampling)
+        return model.answer(prompt, sampling, media=media)
     if (said := model.about_system(system)) is not None:
         print(said, file=sys.stderr)
     first = [{"role": "system", "content": system}] if system is not None else []

@@ -7,7 +7,8 @@ import os
 import re
 import shlex
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -195,7 +196,7 @@ class AnsweringModel:
             asked: messages, or a text that is continued as it stands.
             sampling: how the answer is drawn.
             shown: is given the answer piece by piece, as it is made.
-            media: of the messages' parts, such as `{"type": "image"}`, in their order.
+            media: of the messages' parts, such as `{"type": "image"}`, in their order; of a text those before it.
 
         Returns:
             The answer, without special tokens.
@@ -215,7 +216,7 @@ class AnsweringModel:
         stops = {"stop_strings": list(sampling.stop), "tokenizer": self._tokenizer} if sampling.stop else {}
         streamer = None if shown is None else {"streamer": _streamer(self._tokenizer, shown, sampling.stop)}
         pad = self._tokenizer.pad_token_id
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), self._refusing(media):
             # PEFT counts the positions behind virtual tokens itself, as it should.
             warnings.filterwarnings("ignore", message="Position ids are not supported")
             tokens = self._model.generate(
@@ -229,18 +230,39 @@ class AnsweringModel:
         made = str(self._tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
         return made[: _end(made, sampling.stop)].strip()
 
+    @contextmanager
+    def _refusing(self, media: Sequence[forge_data.Media]) -> Iterator[None]:
+        """Turn what a model of transformers raises on media that it cannot run into an error of the caller.
+
+        Qwen2-Audio of 5.24 raises TypeError where each clip is of one token.
+        """
+        try:
+            yield
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            import torch
+
+            if not media or isinstance(error, torch.OutOfMemoryError):
+                raise
+            which = ", ".join(medium.path or medium.field for medium in media)
+            raise SettingsError(
+                f"the model cannot run {which}: {type(error).__name__}: {error}. Give a longer clip or a larger image, or "
+                "leave it out; --debug shows where the model ended."
+            ) from error
+
     def _inputs(self, asked: str | Sequence[Mapping[str, Any]], media: Sequence[forge_data.Media]) -> dict[str, Any]:
         """Return the arguments of the first forward, as training makes them, on the device."""
         device = self._machine.device.value
-        if isinstance(asked, str):
+        # Before a text that no chat template writes.
+        places = [0] * len(media) if isinstance(asked, str) else None
+        if isinstance(asked, str) and not media:
             inputs = self._tokenizer(asked, return_tensors="pt")
         else:
             of_media = self._of_media if media else None
-            text = self._written(asked)
+            text = asked if isinstance(asked, str) else self._written(asked)
             if of_media is not None:
                 import torch
 
-                arrays = of_media.prompt(text, media)
+                arrays = of_media.prompt(text, media, places=places)
                 ids = torch.tensor(arrays.pop("input_ids"), device=device)
                 inputs = forge_algos.media_row_inputs(self._model, ids[0], (0, ids.shape[1]), [arrays], packed={})
                 inputs.pop("use_cache")  # which training does without

@@ -182,12 +182,13 @@ def prompts_of(s: Any, tokenizer: Any, prompts: Sequence[Asked]) -> list[Prompt]
     for asked in prompts:
         text = _written(tokenizer, asked)
         if asked.media:
+            places = None if tokenizer.chat_template else _places(asked)
             where = f"eval_prompts {asked.where}"
             try:
                 of_media = media_inputs(s, tokenizer)
             except forge_data.TokenizerError as error:
                 raise SettingsError(f"{where}: {error}") from error
-            made = of_media.prompt(text, asked.media, where)
+            made = of_media.prompt(text, asked.media, where, places=places)
             found.append(Prompt(made.pop("input_ids")[0].astype(np.int32), made))
             continue
         ids = tokenizer(text, add_special_tokens=not tokenizer.chat_template)["input_ids"]
@@ -225,7 +226,7 @@ def _written(tokenizer: Any, asked: Asked) -> str:
     """Return the text of a prompt as the chat template writes it.
 
     Raises:
-        SettingsError: it does not, or there is none, and the prompt has media.
+        SettingsError: it does not, or there is none, and the prompt is a conversation with media.
 
     """
     prompt, where, _ = asked
@@ -238,9 +239,23 @@ def _written(tokenizer: Any, asked: Asked) -> str:
                 f"eval_prompts {where}: the chat template does not write it: {' '.join(str(error).split())}. Write it as the "
                 "template takes conversations, or leave it out."
             ) from error
-    if asked.media:
-        raise SettingsError(f"eval_prompts {where}: has media, which a chat template places, and the tokenizer has none.")
-    return str(messages[-1]["content"])
+    if asked.media and len(messages) > 1:
+        raise SettingsError(
+            f"eval_prompts {where}: has media in a conversation, which a chat template writes, and the tokenizer has none. "
+            "Give a text and images."
+        )
+    return content_text(messages[-1]["content"])
+
+
+def _places(asked: Asked) -> list[int]:
+    """Return the character before which each medium of a text stands."""
+    places, at = [], 0
+    for part in asked.prompt[-1]["content"]:
+        if part["type"] == "text":
+            at += len(part["text"])
+        else:
+            places.append(at)
+    return places
 
 
 def _of_file(path: Path) -> list[Asked]:

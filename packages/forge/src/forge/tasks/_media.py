@@ -169,7 +169,9 @@ def media_documents(s: Any, tokenizer: Any, *parts: Any) -> list[forge_algos.Med
     chosen = [first, *sorted(others.values(), key=lambda each: _mixture(each) != _mixture(first))]
     _tried.clear()
     _tried[key] = [
-        forge_algos.MediaDocument(sample.input_ids, inputs(sample, place), [(each.start, each.stop) for each in sample.media])
+        forge_algos.MediaDocument(
+            sample.input_ids, inputs(sample, place), [(each.start, each.stop) for each in sample.media], inputs.marks
+        )
         for sample, place in chosen
     ]
     return _tried[key]
