@@ -54,6 +54,8 @@ json.dump([(each.status_code, each.json()["error"]["message"]) for each in found
 """
 _DRAWN = """
 import asyncio, json, sys, threading, time
+from types import SimpleNamespace
+import uvicorn
 from fastapi.testclient import TestClient
 from forge.talking import _transformers_server, _served_generation
 from transformers.cli.serving import server
@@ -112,13 +114,19 @@ manager.load_model_and_processor(manager.process_model_name(path))[0].register_f
 began = time.monotonic()
 asyncio.run(gone())
 found["seconds"] = time.monotonic() - began
+_served_generation.end_at_once()
+exit = lambda: uvicorn.Server.handle_exit(SimpleNamespace(_captured_signals=[], should_exit=False), 15, None)
+threading.Timer(0.3, exit).start()
+began = time.monotonic()
+found["ended"] = answer(max_tokens=400)
+found["ended_after"] = time.monotonic() - began
 json.dump(found, sys.stdout)
 """
 
 
 @pytest.mark.slow
 def test_answers_are_drawn_as_asked(model_dir: Path) -> None:
-    """By the request's seed whoever asks beside, to its stop string, within the context, and for as long as somebody waits."""
+    """By the request's seed whoever asks beside, to its stop string, within the context, until nobody waits or Ctrl-C."""
     pytest.importorskip("fastapi")
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", _DRAWN, str(model_dir)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -137,7 +145,9 @@ def test_answers_are_drawn_as_asked(model_dir: Path) -> None:
     assert found["settings"]["param"] == "generation_config"
     assert found["response"] == "response"
     assert [status for status, _ in found["routes"]] == [404, 404, 404, 400]
-    assert found["seconds"] < 5  # of 400 steps of 0.05 seconds
+    assert found["seconds"] < 10  # of 400 steps of 0.05 seconds
+    assert isinstance(found["ended"], str)
+    assert found["ended_after"] < 10
 
 
 @pytest.mark.slow

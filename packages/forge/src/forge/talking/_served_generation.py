@@ -46,11 +46,13 @@ class Asking:
                 return
 
 
+_ending = threading.Event()
+"""Set once the server is to end."""
 _asking: ContextVar[Asking | None] = ContextVar("asking", default=None)
 
 
 class _Gone(Exception):  # noqa: N818 - nobody is told
-    """The client has gone before its answer was begun."""
+    """Nobody waits for an answer that was not begun."""
 
 
 def draw_as_asked() -> None:
@@ -92,6 +94,20 @@ def draw_as_asked() -> None:
         setattr(thread, name, _seeded(getattr(thread, name)))
 
 
+def end_at_once() -> None:
+    """Let Ctrl-C and SIGTERM end answers that are being drawn: uvicorn waits for them."""
+    from uvicorn import Server
+
+    server: Any = Server
+    handle = server.handle_exit
+
+    def handle_exit(self: Any, *given: Any) -> None:
+        _ending.set()
+        handle(self, *given)
+
+    server.handle_exit = handle_exit
+
+
 def _seeded(submit: Callable[..., Any]) -> Callable[..., Any]:
     """Return a `submit` whose work has the seed of the request, and is not begun once its client has gone."""
 
@@ -101,7 +117,7 @@ def _seeded(submit: Callable[..., Any]) -> Callable[..., Any]:
         def drawn(*given: Any, **more: Any) -> Any:
             import torch
 
-            if asking.gone.is_set():
+            if asking.gone.is_set() or _ending.is_set():
                 raise _Gone
             if (seed := asking.drawing.seed) is None:
                 return work(*given, **more)
@@ -141,7 +157,7 @@ def _prepared(model: Any, processor: Any, inputs: Any, config: Any) -> dict[str,
 
     class Gone(StoppingCriteria):
         def __call__(self, input_ids: Any, *_: Any, **__: Any) -> Any:
-            return torch.full(input_ids.shape[:1], asking.gone.is_set(), device=input_ids.device)
+            return torch.full(input_ids.shape[:1], asking.gone.is_set() or _ending.is_set(), device=input_ids.device)
 
     stops = [until_stop(processor, drawing.stop, tokens)] if drawing.stop else []
     more: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([Gone(), *stops])}

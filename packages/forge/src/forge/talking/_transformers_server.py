@@ -17,7 +17,7 @@ import forge_data
 from forge.talking._request_fields import Drawing, read_fields
 from forge.talking._requests import BadRequest, as_row, check_messages
 from forge.talking._served_answers import error_of, served_events, without_stops
-from forge.talking._served_generation import Asking, draw_as_asked
+from forge.talking._served_generation import Asking, draw_as_asked, end_at_once
 
 _CLOSED = ("/reset", "/load_model")
 """Routes that would unload the model for everybody, or load another one."""
@@ -270,6 +270,7 @@ if __name__ == "__main__":
     given = sys.argv.pop(1)
     list_only(sys.argv[2])
     refuse_bad_requests(names_of(sys.argv[2], given))
+    end_at_once()
     # The command of the very transformers that is installed beside this package, wherever its scripts are.
     (script,) = entry_points(group="console_scripts", name="transformers")
     script.load()()
