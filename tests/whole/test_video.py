@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import sys
@@ -19,6 +20,9 @@ import forge_data
 import forge_packing
 from forge.cli._app import main
 from forge.run import _memory
+from forge.talking import _transformers_server
+from forge.talking._requests import BadRequest, check_messages
+from forge.talking._served_generation import Asking
 from forge.tasks import _media
 
 from .. import films
@@ -194,6 +198,31 @@ def test_a_model_is_asked_about_a_video(
     assert told.out.strip() == expected
     assert "video none.mp4: there is no such file. Give an MP4, MOV, WebM or MKV file." in told.err
     assert "config.json cannot be read as a video" in told.err
+
+
+def test_a_server_reads_a_video_as_training_does(model: Path, tmp_path: Path) -> None:
+    """File and list of frames of a request are given to the model as plain transformers gives them by the model's own files."""
+    file, frames = films.film(tmp_path / "cat.mp4"), [tmp_path / each for each in films.frames(tmp_path, "asked", 3)]
+    one, *several = (base64.b64encode(each.read_bytes()).decode() for each in (file, *frames))
+    reading = _transformers_server.as_trained(modalities.plain(model), pictures._processor(model))
+
+    def read(url: str) -> dict[str, Any]:
+        asked = [{"type": "video_url", "video_url": {"url": url}}, {"type": "text", "text": "what?"}]
+        Asking.begin().messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": asked}]
+        check_messages(Asking.now().messages, "VLM")
+        parsed = [{"type": "video", "url": url}, asked[1]], [{"type": "text", "text": "be kind"}]
+        conversation = [{"role": "system", "content": parsed[1]}, {"role": "user", "content": parsed[0]}]
+        own = {"tokenize": True, "return_dict": True, "return_tensors": "pt", "num_frames": 32, "load_audio_from_video": True}
+        return dict(reading.apply_chat_template(conversation, add_generation_prompt=True, tools=None, **own))
+
+    shown = (f"data:video/mp4;base64,{one}", str(file)), (f"data:video/jpeg;base64,{','.join(several)}", [*map(str, frames)])
+    for url, video in shown:
+        messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": films.content("what?", video)}]
+        made, expected = read(url), pictures.prompt_inputs(model, messages)
+        assert {*made} == {*expected} | {"attention_mask"}
+        assert all(torch.equal(made[name], each) for name, each in expected.items())
+    with pytest.raises(BadRequest, match=r"^field messages\[1\]\.content\[0\]: the video cannot be read as a video"):
+        read("data:video/mp4;base64,AAAA")
 
 
 def test_answers_while_training(given: dict[str, Any], data: Path, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ import forge
 from forge.cli._app import main, make_app
 from forge.exporting._request import ExportRequest
 from forge.reports._record import read_record
-from forge.talking._model import Sampling, _end, _template, find_model
+from forge.talking._model import Sampling, _template, find_model
+from forge.talking._stops import end_of
 
 
 @pytest.mark.slow
@@ -82,8 +83,8 @@ def test_which_template_and_which_thinking_mode(tmp_path: Path) -> None:
 
 def test_an_answer_ends_before_its_stop_string() -> None:
     """The first of several counts."""
-    assert _end("one two three", ["three", "two"]) == 4
-    assert _end("one", ["two"]) == 3
+    assert end_of("one two three", ["three", "two"]) == 4
+    assert end_of("one", ["two"]) == 3
     with pytest.raises(forge.SettingsError, match="an empty text"):
         Sampling(stop=("",))
 

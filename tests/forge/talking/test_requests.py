@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forge.talking._requests import BadRequest, check_messages
+from forge.talking._requests import BadRequest, as_row, check_messages
 
 
 def asked(*content: Any) -> list[dict[str, Any]]:
@@ -37,6 +37,7 @@ def test_what_can_be_read_passes(png: str) -> None:
     check_messages([{"role": "user", "content": "hi"}, {"role": "user", "content": None}], "LLM")
     check_messages(asked(part, {"type": "input_image", "image_url": png}, {"type": "input_text", "text": "?"}), "VLM")
     check_messages(asked({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}), "MULTIMODAL")
+    check_messages(asked({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}), "VLM")
     check_messages([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}], "content": 3}], "LLM")
 
 
@@ -61,9 +62,12 @@ def test_what_can_be_read_passes(png: str) -> None:
         (image({}), 'image_url must be {"url": '),
         (image(7), 'image_url must be {"url": '),
         (asked({"type": "input_audio", "input_audio": {"data": "AAAA"}}), "this model takes no audio"),
-        (asked({"type": "video_url", "video_url": {"url": "https://a/b.mp4"}}), "this server reads no video"),
-        (asked({"type": "video_url", "video_url": {"url": __file__}}), "this server reads no video"),
-        (asked({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}), "this server reads no video"),
+        (asked({"type": "video_url", "video_url": {"url": "https://a/b.mp4"}}), "'https://a/b.mp4' is no data: URI, and this"),
+        (asked({"type": "video_url", "video_url": {"url": __file__}}), "is no data: URI, and this server fetches nothing and"),
+        (asked({"type": "video_url", "video_url": {"url": "data:image/png;base64,AAAA"}}), "is no data: URI of a video"),
+        (asked({"type": "video_url", "video_url": "data:video/mp4;base64,AAAA"}), 'video_url must be {"url": '),
+        ([{"role": "user", "content": "\ud800 hi"}], "messages[0].content: is no UTF-8 at character 0: half of a pair"),
+        (asked({"type": "text", "text": "hi \udfff"}), "messages[0].content[0]: is no UTF-8 at character 3"),
         ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], "messages[0].tool_calls[0]: function.arg"),
     ],
 )
@@ -120,3 +124,27 @@ def test_clips_are_heard(part: dict[str, Any]) -> None:
     torn = json.loads(json.dumps(part).replace("AAAA", "AAA"))
     with pytest.raises(BadRequest, match="'AAA' is no base64"):
         check_messages(asked(torn), "MULTIMODAL")
+
+
+def test_parts_are_those_of_rows() -> None:
+    """Of all interfaces; vLLM's list of frames is a list of images."""
+    url = "data:video/jpeg;base64,AAAA,BBBB"
+    made = as_row(
+        asked(
+            {"type": "input_text", "text": "hi"},
+            {"type": "input_image", "image_url": "data:image/png;base64,AAAA"},
+            {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}},
+            {"type": "video_url", "video_url": {"url": url}},
+            {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+            {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AAAA"}},
+        )
+    )
+    assert made[0]["content"] == [
+        {"type": "text", "text": "hi"},
+        {"type": "image", "image": "data:image/png;base64,AAAA"},
+        {"type": "video", "video": "data:video/mp4;base64,AAAA"},
+        {"type": "video", "video": ["data:image/jpeg;base64,AAAA", "data:image/jpeg;base64,BBBB"]},
+        {"type": "audio", "audio": "data:audio/wav;base64,AAAA"},
+        {"type": "audio", "audio": "data:audio/wav;base64,AAAA"},
+    ]
+    assert as_row([{"role": "assistant", "content": None}]) == [{"role": "assistant", "content": ""}]

@@ -156,6 +156,12 @@ def test_two_models_on_a_narrow_terminal(talker: Path, opened: list[Terminal]) -
             assert "Error" not in said
             terminal.until(r" \(stopped\)\r\n", pressing="\x03")
     terminal.until("> ")
+    terminal.type("/no\\\nsuch\n")
+    terminal.until(r"\. such")
+    for _ in range(2):
+        terminal.until(WORDS)
+        terminal.until(r" \(stopped\)\r\n", pressing="\x03")
+    terminal.until("> ")
     terminal.type("/nosuch\n")
     assert "/image" not in terminal.until("there is no command /nosuch.*/quit ends")
     terminal.until("> ")

@@ -52,6 +52,102 @@ asked += [asked[-1] | {"model": name} for name in ("first", "runs/first", "/runs
 found = [client.post("/v1/chat/completions", json=each) for each in asked]
 json.dump([(each.status_code, each.json()["error"]["message"]) for each in found] + [resolved], sys.stdout)
 """
+_DRAWN = """
+import asyncio, json, sys, threading, time
+from types import SimpleNamespace
+import uvicorn
+from fastapi.testclient import TestClient
+from forge.talking import _transformers_server, _served_generation
+from transformers.cli.serving import server
+from transformers.cli.serving.chat_completion import ChatCompletionHandler
+from transformers.cli.serving.completion import CompletionHandler
+from transformers.cli.serving.model_manager import ModelManager
+from transformers.cli.serving.response import ResponseHandler
+from transformers.cli.serving.utils import GenerationState
+
+path = sys.argv[1]
+_transformers_server.refuse_bad_requests((path,))
+manager, state = ModelManager(device="cpu", force_model=path), GenerationState()
+handlers = [each(manager, state) for each in (ChatCompletionHandler, CompletionHandler, ResponseHandler)]
+app = server.build_server(manager, *handlers, None, None, state)
+client = TestClient(app, raise_server_exceptions=False)
+asked = {"messages": [{"role": "user", "content": "the apple"}], "max_tokens": 12}
+
+def answer(**more):
+    found = client.post("/v1/chat/completions", json=asked | more).json()
+    return found["choices"][0]["message"]["content"] if "choices" in found else found["error"]
+
+found = {"seeds": [answer(temperature=2.0, seed=seed) for seed in (1, 2, 1)], "likeliest": answer(temperature=0)}
+threads, beside = [], {}
+for number in range(4):
+    work = lambda number=number: beside.update({number: answer(temperature=2.0, seed=1 + number % 2)})
+    threads.append(threading.Thread(target=work))
+[each.start() for each in threads], [each.join() for each in threads]
+found["beside"] = [beside[number] for number in range(4)]
+found["penalized"] = answer(temperature=0, presence_penalty=2, frequency_penalty=2)
+stop = found["likeliest"][2:5]
+found["stop"], found["stopped"] = stop, answer(temperature=0, stop=stop)
+found["stream"] = client.post("/v1/chat/completions", json=asked | {"temperature": 0, "stop": stop, "stream": True}).text
+found["room"] = [answer(max_tokens=10**6), answer(messages=[{"role": "user", "content": "apple " * 3000}])]
+found["token"] = answer(logit_bias={"999999": 1})
+found["settings"] = answer(generation_config="{")
+found["response"] = client.post("/v1/responses", json={"input": "the apple", "max_output_tokens": 3}).json()["object"]
+routes = (("/load_model", {"model": "/"}), ("/reset", {}), ("/v1/embeddings", {}), ("/v1/chat/completions", [1]))
+closed = [client.post(path, json=body) for path, body in routes]
+found["routes"] = [(each.status_code, each.json()["error"]["message"]) for each in closed]
+
+async def gone():
+    sent, messages = [], [{"type": "http.request", "body": json.dumps(asked | {"max_tokens": 400}).encode()}]
+    async def receive():
+        if messages:
+            return messages.pop()
+        await asyncio.sleep(0.2)
+        return {"type": "http.disconnect"}
+    async def send(message):
+        sent.append(message)
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"", "http_version": "1.1"}
+    await app(scope | {"headers": [(b"content-type", b"application/json")]}, receive, send)
+    return sent
+
+slow = lambda *_: time.sleep(0.05)
+manager.load_model_and_processor(manager.process_model_name(path))[0].register_forward_hook(slow)
+began = time.monotonic()
+asyncio.run(gone())
+found["seconds"] = time.monotonic() - began
+_served_generation.end_at_once()
+exit = lambda: uvicorn.Server.handle_exit(SimpleNamespace(_captured_signals=[], should_exit=False), 15, None)
+threading.Timer(0.3, exit).start()
+began = time.monotonic()
+found["ended"] = answer(max_tokens=400)
+found["ended_after"] = time.monotonic() - began
+json.dump(found, sys.stdout)
+"""
+
+
+@pytest.mark.slow
+def test_answers_are_drawn_as_asked(model_dir: Path) -> None:
+    """By the request's seed whoever asks beside, to its stop string, within the context, until nobody waits or Ctrl-C."""
+    pytest.importorskip("fastapi")
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", _DRAWN, str(model_dir)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    first, second, again = found["seeds"]
+    assert first == again != second
+    assert first != found["likeliest"] != found["penalized"]
+    assert found["beside"] == [first, second] * 2
+    assert found["stopped"] == found["likeliest"].partition(found["stop"])[0]
+    *chunks, ended = [each.removeprefix("data: ") for each in found["stream"].split("\n\n") if each]
+    pieces = [json.loads(each)["choices"][0] for each in chunks]
+    assert "".join(each["delta"].get("content") or "" for each in pieces) == found["stopped"]
+    assert (pieces[-1]["finish_reason"], ended) == ("stop", "[DONE]")
+    assert [each["code"] for each in found["room"]] == ["context_length_exceeded"] * 2
+    assert found["token"]["message"].startswith("logit_bias: the model has no token 999999: its last is")
+    assert found["settings"]["param"] == "generation_config"
+    assert found["response"] == "response"
+    assert [status for status, _ in found["routes"]] == [404, 404, 404, 400]
+    assert found["seconds"] < 10  # of 400 steps of 0.05 seconds
+    assert isinstance(found["ended"], str)
+    assert found["ended_after"] < 10
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -13,7 +15,10 @@ from forge._errors import SettingsError
 from forge.talking._generate import check_text, undecoded
 from forge.talking._model import AnsweringModel, Kind, Sampling, check_medium, find_model, with_media
 
-_HELP = "/reset forgets the conversation, /system TEXT changes the system message (and forgets it too), /quit ends."
+_HELP = (
+    "/reset forgets the conversation, /system TEXT changes the system message (and forgets it too), /quit ends. A line "
+    "that ends with a backslash goes on in the next."
+)
 _HELP_OF_MEDIA = f"/image, /video and /audio FILE go with the next line, {_HELP}"
 
 
@@ -79,9 +84,9 @@ def chat(
 ) -> None:
     """Talk with a model: it answers each line of standard input, and remembers what was said.
 
-    Lines that begin with a slash are commands: /image, /video and /audio FILE go with the next line, /reset forgets the
-    conversation, /system TEXT changes the system message, /quit ends. Ctrl-C ends an answer, and twice at the prompt the
-    conversation.
+    A typed line that ends with a backslash goes on in the next. Lines that begin with a slash are commands: /image, /video and
+    /audio FILE go with the next line, /reset forgets the conversation, /system TEXT changes the system message, /quit ends.
+    Ctrl-C ends an answer, and twice at the prompt the conversation.
 
     Args:
         model_path: A model directory, an adapter directory, a run directory (its last export), or a hub name.
@@ -119,6 +124,26 @@ def chat(
 _MEDIA: dict[str, Kind] = {"/image": "image", "/video": "video", "/audio": "audio"}
 
 
+_COMMAND = re.compile(r"/\w*")
+
+
+def _file(typed: str, command: str) -> str:
+    """Return the file that a command names; a terminal into which one is dragged quotes its blanks.
+
+    Raises:
+        SettingsError: it names none.
+    """
+    if not typed:
+        raise SettingsError(f"{command} which? Give a file: {command} FILE")
+    if Path(typed).expanduser().exists():
+        return typed
+    try:
+        words = shlex.split(typed)
+    except ValueError:
+        return typed
+    return words[0] if len(words) == 1 else typed
+
+
 def _help(sides: list[_Side]) -> str:
     return _HELP_OF_MEDIA if any(side.takes_media for side in sides) else _HELP
 
@@ -129,11 +154,14 @@ def _converse(sides: list[_Side], system: str | None, sampling: Sampling) -> Non
     media: list[forge_data.Media] = []
     for line in _lines():
         command, _, rest = line.partition(" ")
+        if not _COMMAND.fullmatch(command):  # a path may begin a question
+            command = ""
         if command == "/quit":
             return
         if (kind := _MEDIA.get(command)) is not None:
             try:
-                media.append(check_medium(rest.strip(), kind))
+                media.append(check_medium(_file(rest.strip(), command), kind))
+                print(f"with the next line: {visible(', '.join(Path(str(each.path)).name for each in media))}", file=sys.stderr)
             except SettingsError as error:
                 print(error, file=sys.stderr)
             continue
@@ -147,19 +175,30 @@ def _converse(sides: list[_Side], system: str | None, sampling: Sampling) -> Non
         if command == "/help":
             print(_help(sides), file=sys.stderr)
             continue
-        if command.startswith("/"):
+        if command:
             print(f"there is no command {command}: {_help(sides)}", file=sys.stderr)
             continue
         for side in sides:
-            if len(sides) > 1:
-                print(f"[{visible(side.name)}]")
             try:
+                if len(sides) > 1:
+                    print(f"[{visible(side.name)}]")
                 side.say(line, media, sampling)
+            except KeyboardInterrupt as stopped:
+                _only_ctrl_c(stopped)
+                print(" (stopped)")
             except SettingsError as error:
                 print(f"{error} /reset forgets it.", file=sys.stderr)
             except forge_data.ForgeDataError as error:
                 print(error, file=sys.stderr)
         media = []
+
+
+def _typed() -> str:
+    """Return a line that is typed, with those that follow where it ends with a backslash."""
+    line = input("> ")
+    while line.endswith("\\"):
+        line = f"{line[:-1]}\n{input('. ')}"
+    return line
 
 
 def _lines() -> Iterator[str]:
@@ -175,7 +214,7 @@ def _lines() -> Iterator[str]:
     asked_to_end = False
     while True:
         try:
-            line = input("> ") if typed else sys.stdin.readline()
+            line = _typed() if typed else sys.stdin.readline()
             if line.strip():
                 check_text(line, None)
         except EOFError:

@@ -26,6 +26,7 @@ from forge._progress import Reporter
 from forge._redact import is_hub_form
 from forge._turn_end import stop_at_turn_end, trained_turn_end
 from forge.saving._directories import last_export, run_values
+from forge.talking._stops import BeforeStop, end_of, until_stop
 from forge.tasks._system_message import shared_system
 
 _SWITCH = "enable_thinking"
@@ -213,7 +214,8 @@ class AnsweringModel:
             if sampling.temperature
             else {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
         )
-        stops = {"stop_strings": list(sampling.stop), "tokenizer": self._tokenizer} if sampling.stop else {}
+        prompt = inputs["input_ids"].shape[1]
+        stops = {"stopping_criteria": [until_stop(self._tokenizer, sampling.stop, prompt)]} if sampling.stop else {}
         streamer = None if shown is None else {"streamer": _streamer(self._tokenizer, shown, sampling.stop)}
         pad = self._tokenizer.pad_token_id
         with warnings.catch_warnings(), self._refusing(media):
@@ -227,8 +229,8 @@ class AnsweringModel:
                 **stops,
                 **(streamer or {}),
             )
-        made = str(self._tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
-        return made[: _end(made, sampling.stop)].strip()
+        made = str(self._tokenizer.decode(tokens[0, prompt:], skip_special_tokens=True))
+        return made[: end_of(made, sampling.stop)].strip()
 
     @contextmanager
     def _refusing(self, media: Sequence[forge_data.Media]) -> Iterator[None]:
@@ -324,25 +326,13 @@ def _streamer(tokenizer: Any, shown: Callable[[str], None], stop: Sequence[str])
     from transformers import TextStreamer
 
     class Shown(TextStreamer):
-        made, given = "", 0
+        answer = BeforeStop(stop)
 
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-            self.made += text
-            end = _end(self.made, stop)
-            if not stream_end and end == len(self.made):
-                end -= max(
-                    (size for each in stop for size in range(1, len(each)) if self.made.endswith(each[:size])), default=0
-                )
-            if end > self.given:
-                shown(self.made[self.given : end])
-                self.given = end
+            if piece := self.answer.add(text) + (self.answer.rest() if stream_end else ""):
+                shown(piece)
 
     return Shown(tokenizer, skip_prompt=True, skip_special_tokens=True)
-
-
-def _end(text: str, stop: Sequence[str]) -> int:
-    """Return where a text ends: before the first stop string in it."""
-    return min((text.index(each) for each in stop if each in text), default=len(text))
 
 
 def _template(template: Any, model_path: str | Path) -> str:

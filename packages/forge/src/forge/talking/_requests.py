@@ -14,7 +14,9 @@ from typing import Any
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Types of parts that are texts → their field."""
 _IMAGES = ("image_url", "input_image")
-_KNOWN = "text, image_url, and of models that take them input_audio and audio_url"
+_KNOWN = "text, image_url, and of models that take them video_url, input_audio and audio_url"
+_FRAMES = "data:video/jpeg;base64,"
+"""How a list of frames begins, as vLLM has it: each in base64, with commas between them."""
 
 
 class BadRequest(Exception):  # noqa: N818 - the name of status 400
@@ -23,15 +25,16 @@ class BadRequest(Exception):  # noqa: N818 - the name of status 400
     Args:
         message: what is wrong, and what to do.
         param: place in the request.
+        code: OpenAI's word for it, which some clients look at.
     """
 
-    def __init__(self, message: str, param: str) -> None:
+    def __init__(self, message: str, param: str, code: str | None = None) -> None:
         super().__init__(message)
-        self.param = param
+        self.param, self.code = param, code
 
     def as_json(self) -> dict[str, Any]:
         """Return OpenAI's error object."""
-        error = {"message": f"{self.param}: {self}", "type": "invalid_request_error", "param": self.param, "code": None}
+        error = {"message": f"{self.param}: {self}", "type": "invalid_request_error", "param": self.param, "code": self.code}
         return {"error": error}
 
 
@@ -59,7 +62,10 @@ def _check_message(message: Any, modality: str, place: str, hear: Any) -> None:
         _check_calls(message["tool_calls"], f"{place}.tool_calls")
         return  # beside calls its content is not read
     content = message.get("content")
-    if content is None or isinstance(content, str):
+    if content is None:
+        return
+    if isinstance(content, str):
+        check_text(content, f"{place}.content")
         return
     if not isinstance(content, Sequence):
         raise BadRequest(f"{_said(content)}; give a text, or a list of parts", f"{place}.content")
@@ -86,6 +92,7 @@ def _check_part(part: Any, modality: str, place: str, hear: Any) -> None:
     if kind in _TEXTS:
         if not isinstance(part.get(_TEXTS[kind]), str):
             raise BadRequest(f"a part of type {kind!r} has a text in {_TEXTS[kind]!r}", place)
+        check_text(part[_TEXTS[kind]], place)
     elif kind in _IMAGES:
         if modality not in ("VLM", "MULTIMODAL"):
             raise BadRequest("this model takes no images; ask it in text, or serve a model of text and images", place)
@@ -97,11 +104,7 @@ def _check_part(part: Any, modality: str, place: str, hear: Any) -> None:
     elif kind == "video_url":
         if modality not in ("VLM", "MULTIMODAL"):
             raise BadRequest("this model takes no videos; ask it in text", place)
-        raise BadRequest(
-            "this server reads no video: transformers' takes one by its address or its path alone. Send frames as images "
-            "(image_url), or ask with forge generate --video",
-            f"{place}.video_url",
-        )
+        _check_video(_url(part, kind, place), f"{place}.video_url")
     else:
         raise BadRequest(f"parts of type {kind[:40]!r} are not known; known are {_KNOWN}", place)
 
@@ -160,6 +163,51 @@ def _check_audio(part: Mapping[str, Any], kind: str, place: str, hear: Callable[
         raise BadRequest(f"{_short(data)} is no base64 ({error}); send the bytes of a WAV, FLAC or MP3 file", place) from error
     if hear is not None:
         hear(clip, place)
+
+
+def _check_video(url: str, place: str) -> None:
+    _require_bytes(url, place, "video/mp4")
+    if not url.startswith("data:video/"):
+        raise BadRequest(f"{_short(url)} is no data: URI of a video; it begins with data:video/mp4;base64,", place)
+
+
+def as_row(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return checked messages in the form of rows, where a video may be a list of its frames."""
+    return [{**message, "content": _parts_of_row(message.get("content"))} for message in messages]
+
+
+def _parts_of_row(content: Any) -> Any:
+    return [_part_of_row(part) for part in content] if isinstance(content, list) else content or ""
+
+
+def _part_of_row(part: Mapping[str, Any]) -> dict[str, Any]:
+    kind = str(part["type"])
+    if kind in _TEXTS:
+        return {"type": "text", "text": part[_TEXTS[kind]]}
+    if kind in _IMAGES:
+        return {"type": "image", "image": _url(part, "image_url", "")}
+    if kind == "video_url":
+        url = _url(part, kind, "")
+        frames = url.removeprefix(_FRAMES).split(",") if url.startswith(_FRAMES) else []
+        return {"type": "video", "video": [f"data:image/jpeg;base64,{each}" for each in frames] or url}
+    value = part[kind]
+    if isinstance(value, Mapping) and "data" in value:
+        value = f"data:audio/{value['format']};base64,{value['data']}"
+    return {"type": "audio", "audio": value["url"] if isinstance(value, Mapping) else value}
+
+
+def check_text(text: str, place: str) -> None:
+    """Refuse a text that is no UTF-8.
+
+    Raises:
+        BadRequest: it is none.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest(
+            f"is no UTF-8 at character {error.start}: half of a pair of surrogates; send the whole", place
+        ) from error
 
 
 def _short(url: str) -> str:

@@ -69,6 +69,9 @@ def serve(model_path: str | Path, *, host: str = "127.0.0.1", port: int = 8000) 
     finally:
         if server.poll() is None:
             server.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(_LAST_SECONDS)
+            server.kill()  # it may be in the middle of a long forward
             server.wait()
 
 

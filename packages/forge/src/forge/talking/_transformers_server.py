@@ -1,17 +1,29 @@
-"""Program that `forge serve` starts: transformers' server, with OpenAI's errors."""
+"""Program that `forge serve` starts: transformers' server, with OpenAI's errors and what its fields ask for."""
 
 from __future__ import annotations
 
+import copy
 import io
+import json
 import sys
 from contextvars import ContextVar
+from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
 import forge_data
-from forge.talking._requests import BadRequest, check_messages
+from forge.talking._request_fields import Drawing, read_fields
+from forge.talking._requests import BadRequest, as_row, check_messages
+from forge.talking._served_answers import error_of, served_events, without_stops
+from forge.talking._served_generation import Asking, draw_as_asked, end_at_once
+
+_CLOSED = ("/reset", "/load_model")
+"""Routes that would unload the model for everybody, or load another one."""
+_OF_PROCESSORS = ("add_special_tokens", "load_audio_from_video", "num_frames", "return_dict", "return_tensors", "tokenize")
+"""Arguments of a processor's `apply_chat_template` that are none of a template's."""
+_PLACE = "the request"
 
 
 def list_only(model: str) -> None:
@@ -78,6 +90,60 @@ def hear(clip: bytes, place: str) -> None:
         return  # transformers' words for what this processor does
 
 
+@lru_cache(maxsize=1)
+def _inputs_of(processor: Any) -> forge_data.MediaInputs:
+    return forge_data.MediaInputs(processor)
+
+
+def as_trained(model: Any, processor: Any) -> Any:
+    """Return a processor that reads a request's conversation as training and `forge generate` read it.
+
+    transformers' server chooses 32 frames of a video, whatever the model's own files say, and hears its sound; and it gives a
+    chat template a list of parts where training gave it a text. A processor that training does not know reads it all the same.
+    """
+    if not hasattr(processor, "tokenizer"):
+        return processor
+    reading, read = copy.copy(processor), processor.apply_chat_template
+
+    def apply_chat_template(conversation: Any, *given: Any, tools: Any = None, **more: Any) -> Any:
+        own = {name: value for name, value in more.items() if name not in _OF_PROCESSORS}
+        try:
+            return _arguments(model, processor, conversation, tools=tools, **own)
+        except forge_data.DataError as error:
+            raise BadRequest(str(error).removeprefix(f"{_PLACE}: "), "messages") from error
+        except forge_data.TokenizerError as error:
+            if any(part["type"] == "video" for message in conversation for part in message["content"]):
+                raise BadRequest(f"no videos: {error}", "messages") from error
+            return read(conversation, *given, tools=tools, **more)
+
+    reading.apply_chat_template = apply_chat_template
+    return reading
+
+
+def _arguments(model: Any, processor: Any, conversation: Any, **given: Any) -> Any:
+    """Return the arguments of a forward, as `forge generate` makes them."""
+    import torch
+    from transformers import BatchFeature
+
+    import forge_algos
+
+    messages = Asking.now().messages
+    written = [
+        {**made, "content": message["content"]} if isinstance(message.get("content"), str) else made
+        for made, message in zip(conversation, messages, strict=True)
+    ]
+    text = processor.tokenizer.apply_chat_template(written, tokenize=False, **given)
+    if all(part["type"] == "text" for message in conversation for part in message["content"]):
+        return BatchFeature(dict(processor.tokenizer(text, add_special_tokens=False, return_tensors="pt")))
+    inputs = _inputs_of(processor)
+    _, media = forge_data.messages_with_media({"messages": as_row(messages)}, "messages", place=_PLACE)
+    arrays = inputs.prompt(text, media, _PLACE)
+    ids = torch.tensor(arrays.pop("input_ids"))
+    made = forge_algos.media_row_inputs(model, ids[0], (0, ids.shape[1]), [arrays], packed={})
+    made.pop("use_cache")  # which training does without
+    return BatchFeature(made | {"attention_mask": ids.new_ones(ids.shape)})
+
+
 def refuse_bad_requests(names: tuple[str, ...] = ()) -> None:
     """Let this process answer what it cannot read by status 400 and OpenAI's error object.
 
@@ -98,24 +164,27 @@ def refuse_bad_requests(names: tuple[str, ...] = ()) -> None:
     def resolved(self: Any, body: dict[str, Any]) -> Any:
         found = resolve(self, body)
         _processor.set(found[2])
-        return found
+        return found[0], found[1], as_trained(*found[1:])
 
     def checked(messages: Any, modality: Any) -> Any:
         check_messages(messages, str(getattr(modality, "value", modality)), hear)
+        Asking.now().messages = messages
         return read(messages, modality)
 
-    def answering(answer: Any, field: str) -> Any:
+    def answering(answer: Any, field: str, known: Any) -> Any:
         async def handle_request(self: Any, body: dict[str, Any], request_id: str) -> Any:
             if names and body.get("model") is not None:
                 if body["model"] not in names:
-                    known = " or ".join(map(repr, names[::-1]))
-                    raise BadRequest(f"{body['model']!r} is not served here; ask for {known}, or leave model out", "model")
+                    listed = " or ".join(map(repr, names[::-1]))
+                    raise BadRequest(f"{body['model']!r} is not served here; ask for {listed}, or leave model out", "model")
                 body = {**body, "model": names[0]}
             if field not in body:
                 wanted = "a text" if field == "prompt" else "a list of messages"
                 raise BadRequest(f"nothing came; give {wanted}", field)
+            passed, drawing = read_fields(body, known or body)
+            Asking.now().drawing = drawing
             try:
-                return await answer(self, body, request_id)
+                return _as_asked(await answer(self, passed, request_id), drawing, field)
             except BadRequest:
                 raise
             except Exception as error:
@@ -133,25 +202,75 @@ def refuse_bad_requests(names: tuple[str, ...] = ()) -> None:
 
     def build_server(*given: Any, **more: Any) -> Any:
         app = build(*given, **more)
-
-        @app.exception_handler(BadRequest)
-        def refused(_: Any, error: BadRequest) -> Any:
-            return served.JSONResponse(error.as_json(), status_code=400)
-
+        app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) not in _CLOSED]
+        app.add_middleware(_Received)
+        _say_errors(app)
         return app
 
     base._resolve_model = resolved
     base.get_processor_inputs_from_messages = staticmethod(checked)
     for handler, field in ((ChatCompletionHandler, "messages"), (CompletionHandler, "prompt"), (ResponseHandler, "input")):
         asked: Any = handler
-        asked.handle_request = answering(asked.handle_request, field)
+        known = getattr(asked._valid_params_class, "__mutable_keys__", None)
+        asked.handle_request = answering(asked.handle_request, field, known)
+    draw_as_asked()
     served.build_server = build_server
+
+
+def _as_asked(answer: Any, drawing: Drawing, field: str) -> Any:
+    """Return the answer without stop strings; a stream of completions with its end."""
+    if field == "input":
+        return answer
+    if hasattr(answer, "body_iterator"):
+        answer.body_iterator = served_events(answer.body_iterator, drawing.stop)
+        return answer
+    found = json.loads(answer.body)
+    return type(answer)(without_stops(found, drawing.stop), status_code=answer.status_code)
+
+
+class _Received:
+    """Middleware that keeps what says that a client has gone."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            Asking.begin(receive)
+        await self._app(scope, receive, send)
+
+
+def _say_errors(app: Any) -> None:
+    """Have every error of a server be OpenAI's error object."""
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse
+    from starlette.exceptions import HTTPException
+
+    @app.exception_handler(BadRequest)
+    def refused(_: Any, error: BadRequest) -> Any:
+        return JSONResponse(error.as_json(), status_code=400)
+
+    @app.exception_handler(HTTPException)
+    def said(_: Any, error: HTTPException) -> Any:
+        return JSONResponse(error_of(str(error.detail), error.status_code), error.status_code, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    def no_json(_: Any, error: RequestValidationError) -> Any:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        return JSONResponse(error_of(f"{where}: {first['msg']}; send a JSON object as application/json", 400, where), 400)
+
+    @app.exception_handler(Exception)
+    def failed(_: Any, error: Exception) -> Any:
+        why = " ".join(str(error).split())[:300]
+        return JSONResponse(error_of(f"the server failed: {type(error).__name__}: {why}", 500), 500)
 
 
 if __name__ == "__main__":
     given = sys.argv.pop(1)
     list_only(sys.argv[2])
     refuse_bad_requests(names_of(sys.argv[2], given))
+    end_at_once()
     # The command of the very transformers that is installed beside this package, wherever its scripts are.
     (script,) = entry_points(group="console_scripts", name="transformers")
     script.load()()

@@ -1,0 +1,202 @@
+"""Fields of a request to the server → how its answer is drawn, or an error for what would not be.
+
+transformers' server passes over what it does not know how to do (several answers, log-probabilities, a format), draws without
+chance whatever the temperature where the model's own settings say so, and answers status 500 to numbers out of range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import attrs
+
+from forge.talking._requests import BadRequest, check_text
+
+_NO_PART = {
+    *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "stream_options", "stream", "model"),
+    *("safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+}
+"""Fields that have no part in an answer, or are read as they are."""
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "echo": (False,),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("auto", "none"),
+    "function_call": ("auto", "none"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "text": ({"format": {"type": "text"}}, {}),
+    "background": (False,),
+    "include": ([],),
+    "truncation": ("disabled",),
+}
+"""Fields that the server knows one value of → it. None is as if the field were not there."""
+_NEVER = (
+    "audio",
+    "prediction",
+    "web_search_options",
+    "reasoning_effort",
+    "previous_response_id",
+    "conversation",
+    "max_tool_calls",
+)
+_INSTEAD = {
+    "n": "ask several times",
+    "best_of": "ask several times",
+    "reasoning_effort": 'give it to the template: "chat_template_kwargs": {"reasoning_effort": ...}, where that has it',
+    "previous_response_id": "send the whole conversation; none is kept",
+    "conversation": "send the whole conversation; none is kept",
+}
+_ELSEWHERE = "leave it out, or serve the model with vLLM"
+_OWN = ("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "chat_template_kwargs")
+"""Fields beside those that transformers knows, with vLLM's names."""
+_OF_TEMPLATES = {
+    *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "load_audio_from_video"),
+    *("max_length", "padding", "processor_kwargs", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize"),
+    *("tokenizer_kwargs", "tools", "truncation"),
+}
+"""Arguments of `apply_chat_template` that are none of a template's."""
+_LEAST = 1e-3
+"""Temperature below which the likeliest token is taken."""
+_SEEDS = 1 << 63
+_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+@attrs.frozen(kw_only=True)
+class Drawing:
+    """How an answer is drawn, beside what transformers' server reads itself."""
+
+    sampled: bool | None = None
+    """Whether tokens are drawn by chance; None: as the model's own settings have it."""
+    seed: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: Sequence[str] = ()
+    length: int | None = None
+    """Tokens that the answer may have, where the request says so."""
+    biased: Collection[int] = ()
+    """Tokens whose logits are changed."""
+
+
+def read_fields(body: Mapping[str, Any], known: Collection[str]) -> tuple[dict[str, Any], Drawing]:
+    """Check the fields of a request, but its messages.
+
+    Args:
+        body: of the request.
+        known: fields that transformers' server reads of it.
+
+    Returns:
+        The body that transformers' server is given, and what it is not.
+
+    Raises:
+        BadRequest: a field that is not known, or a value that would have no effect or end in status 500.
+    """
+    given = {name: value for name, value in body.items() if value is not None}
+    for name, value in given.items():
+        if name not in {*known, *_OWN, *_NO_PART, *_ONLY, *_NEVER}:
+            near = get_close_matches(name, [*known, *_OWN], 1)
+            raise BadRequest(f"no field of this server{f'; is {near[0]} meant?' if near else '; leave it out'}", name)
+        if name in _NEVER or (name in _ONLY and not any(value == each for each in _ONLY[name])):
+            raise BadRequest(f"{_short(value)} would have no effect here; {_INSTEAD.get(name, _ELSEWHERE)}", name)
+    _check_flag(given, "stream")
+    for name in ("prompt", "input", "instructions", "suffix"):
+        if isinstance(given.get(name), str):
+            check_text(given[name], name)
+    temperature = _number(given, "temperature", 0)
+    _number(given, "top_p", 0, 1)
+    drawing = Drawing(
+        sampled=None if temperature is None else temperature >= _LEAST,
+        seed=_whole(given, "seed", -_SEEDS, _SEEDS - 1),
+        top_k=_whole(given, "top_k", -1),
+        min_p=_number(given, "min_p", 0, 1),
+        repetition_penalty=_number(given, "repetition_penalty", 0.01),
+        presence_penalty=_number(given, "presence_penalty", -2, 2) or 0.0,
+        frequency_penalty=_number(given, "frequency_penalty", -2, 2) or 0.0,
+        stop=_stops(given),
+        length=min((found for name in _LENGTHS if (found := _whole(given, name, 1)) is not None), default=None),
+        biased=_biased(given),
+    )
+    _check_template_arguments(given)
+    passed = {name: value for name, value in given.items() if name in known and name not in (*_OWN[:5], *_ONLY, "seed", "stop")}
+    if "chat_template_kwargs" in given:
+        passed["chat_template_kwargs"] = given["chat_template_kwargs"]
+    if temperature is not None and temperature < _LEAST:
+        passed["temperature"] = 0.0
+    if bias := given.get("logit_bias"):
+        passed["logit_bias"] = {token: float(value) for token, value in bias.items()}
+    if given.get("tool_choice") == "none":
+        passed.pop("tools", None)
+    passed["stream"] = given.get("stream", False)
+    return passed, drawing
+
+
+def _check_flag(given: Mapping[str, Any], name: str) -> None:
+    if not isinstance(given.get(name, False), bool):
+        raise BadRequest(f"{_short(given[name])} is neither true nor false", name)
+
+
+def _number(given: Mapping[str, Any], name: str, least: float, most: float | None = None) -> float | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or value < least
+        or value > (most or value)
+    ):
+        raise BadRequest(f"{_short(value)} is no number {_bounds(least, most)}", name)
+    return float(value)
+
+
+def _whole(given: Mapping[str, Any], name: str, least: int, most: int | None = None) -> int | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or value > (most or value):
+        raise BadRequest(f"{_short(value)} is no whole number {_bounds(least, most)}", name)
+    return value
+
+
+def _bounds(least: float, most: float | None) -> str:
+    return f"from {least}" + ("" if most is None else f" to {most}")
+
+
+def _stops(given: Mapping[str, Any]) -> tuple[str, ...]:
+    value = given.get("stop", [])
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(each, str) and each for each in stops):
+        raise BadRequest(f"{_short(value)} is no text, and no list of texts, each with a character at least", "stop")
+    return tuple(stops)
+
+
+def _biased(given: Mapping[str, Any]) -> tuple[int, ...]:
+    value = given.get("logit_bias", {})
+    if not isinstance(value, Mapping) or not all(each.isdecimal() for each in value):
+        raise BadRequest(f'{_short(value)} must be {{"token id": number}}', "logit_bias")
+    for token in value:
+        _number(value, token, -100, 100)
+    return tuple(int(token) for token in value)
+
+
+def _check_template_arguments(given: Mapping[str, Any]) -> None:
+    value = given.get("chat_template_kwargs", {})
+    if not isinstance(value, Mapping):
+        raise BadRequest(f"{_short(value)} is no object of arguments of the chat template", "chat_template_kwargs")
+    if others := sorted(_OF_TEMPLATES & value.keys()):
+        raise BadRequest(f"{others[0]} is no argument of a chat template; leave it out", "chat_template_kwargs")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -1,0 +1,82 @@
+"""Answers of transformers' server → those of OpenAI's interface: without stop strings, and a stream that says its end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from forge.talking._stops import BeforeStop, end_of
+
+_DONE = "data: [DONE]\n\n"
+
+
+def error_of(message: str, status: int, param: str | None = None) -> dict[str, Any]:
+    """Return OpenAI's error object."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
+
+
+def without_stops(answer: dict[str, Any], stop: Sequence[str]) -> dict[str, Any]:
+    """Cut the texts of a whole answer before a stop string."""
+    for choice in answer.get("choices", ()) if stop else ():
+        holder, field = _text_of(choice)
+        text = holder.get(field)
+        if isinstance(text, str) and (end := end_of(text, stop)) < len(text):
+            holder[field], choice["finish_reason"] = text[:end], "stop"
+    return answer
+
+
+async def served_events(events: AsyncIterator[Any], stop: Sequence[str]) -> AsyncIterator[str]:
+    """Cut the pieces of a streamed answer before a stop string, and end it with `[DONE]`.
+
+    An error is made JSON, which it is not where its message has quotes.
+    """
+    answer = BeforeStop(stop)
+    async for sent in events:
+        text = sent.decode() if isinstance(sent, bytes) else sent
+        yield "".join(each for event in text.split("\n\n") if event.strip() for each in _event(event, answer))
+    yield _DONE
+
+
+def _event(event: str, answer: BeforeStop) -> list[str]:
+    said = event.removeprefix("data: ")
+    try:
+        chunk: dict[str, Any] = json.loads(said)
+    except ValueError:
+        chunk = {"error": said.removeprefix('{"error": "').removesuffix('"}')}
+    if "error" in chunk:
+        return [_data(error_of(f"the answer broke off: {chunk['error']}", 500))]
+    made: list[str] = []
+    for choice in chunk.get("choices", ()):
+        holder, field = _text_of(choice)
+        text = holder.get(field)
+        if choice.get("finish_reason") is not None:
+            if rest := answer.add(text or "") + answer.rest():
+                made.append(_data(chunk | {"choices": [_with_text(choice, rest)], "usage": None}))
+            if field in holder:
+                holder[field] = ""
+            if answer.stopped:
+                choice["finish_reason"] = "stop"
+        elif isinstance(text, str) and text:
+            holder[field] = answer.add(text)
+            if not holder[field]:
+                return made
+    return [*made, _data(chunk)]
+
+
+def _text_of(choice: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return what holds the text of a choice, and its field."""
+    for name in ("delta", "message"):
+        if isinstance(choice.get(name), dict):
+            return choice[name], "content"
+    return choice, "text"
+
+
+def _with_text(choice: dict[str, Any], text: str) -> dict[str, Any]:
+    own = {"delta": {"content": text}} if "delta" in choice else {"text": text}
+    return {"index": choice.get("index", 0), "finish_reason": None, **own}
+
+
+def _data(chunk: dict[str, Any]) -> str:
+    return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"

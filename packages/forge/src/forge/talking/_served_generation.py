@@ -1,0 +1,190 @@
+"""What a request asks for → how transformers' server draws its answer.
+
+Its seed is set where the answer is drawn, one after another; penalties are OpenAI's; and an answer that nobody waits for ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Self
+
+from forge.talking._request_fields import Drawing
+from forge.talking._requests import BadRequest
+from forge.talking._stops import until_stop
+
+
+class Asking:
+    """One request, while it is answered."""
+
+    def __init__(self, receive: Callable[[], Any] | None = None) -> None:
+        self.receive = receive
+        """ASGI's; says that the client has gone."""
+        self.drawing = Drawing()
+        self.messages: Any = None
+        self.gone = threading.Event()
+
+    @classmethod
+    def begin(cls, receive: Callable[[], Any] | None = None) -> Self:
+        """Take note of a new request of this task."""
+        asking = cls(receive)
+        _asking.set(asking)
+        return asking
+
+    @classmethod
+    def now(cls) -> Asking:
+        """Return the request of this task."""
+        return _asking.get() or cls.begin()
+
+    async def watch(self) -> None:
+        """Wait until the client has gone."""
+        while self.receive is not None:
+            if (await self.receive())["type"] == "http.disconnect":
+                self.gone.set()
+                return
+
+
+_ending = threading.Event()
+"""Set once the server is to end."""
+_asking: ContextVar[Asking | None] = ContextVar("asking", default=None)
+
+
+class _Gone(Exception):  # noqa: N818 - nobody is told
+    """Nobody waits for an answer that was not begun."""
+
+
+def draw_as_asked() -> None:
+    """Let transformers' server in this process draw as `Asking.now().drawing` says."""
+    from transformers.cli.serving.utils import BaseHandler, GenerateManager, InferenceThread
+
+    base: Any = BaseHandler
+    manager: Any = GenerateManager
+    thread: Any = InferenceThread
+    configured = base._build_generation_config
+    streaming, whole = manager.generate_streaming, manager.generate_non_streaming
+
+    def build_generation_config(self: Any, body: Any, *given: Any, **more: Any) -> Any:
+        drawing = Asking.now().drawing
+        try:
+            config = configured(self, body, *given, **more)
+        except (TypeError, ValueError) as error:
+            raise BadRequest(f"{error}; give a JSON text of generation settings", "generation_config") from error
+        if drawing.sampled is not None:
+            config.do_sample = drawing.sampled
+        for name in ("top_k", "min_p", "repetition_penalty"):
+            if (value := getattr(drawing, name)) is not None:
+                setattr(config, name, max(value, 0))
+        return config
+
+    def generate_streaming(self: Any, model: Any, processor: Any, inputs: Any, config: Any, **more: Any) -> Any:
+        return streaming(self, model, processor, _prepared(model, processor, inputs, config), config, **more)
+
+    async def generate_non_streaming(self: Any, model: Any, processor: Any, inputs: Any, config: Any, **more: Any) -> Any:
+        watching = asyncio.create_task(Asking.now().watch())
+        try:
+            return await whole(self, model, processor, _prepared(model, processor, inputs, config), config, **more)
+        finally:
+            watching.cancel()
+
+    base._build_generation_config = build_generation_config
+    manager.generate_streaming, manager.generate_non_streaming = generate_streaming, generate_non_streaming
+    for name in ("submit", "async_submit"):
+        setattr(thread, name, _seeded(getattr(thread, name)))
+
+
+def end_at_once() -> None:
+    """Let Ctrl-C and SIGTERM end answers that are being drawn: uvicorn waits for them."""
+    from uvicorn import Server
+
+    server: Any = Server
+    handle = server.handle_exit
+
+    def handle_exit(self: Any, *given: Any) -> None:
+        _ending.set()
+        handle(self, *given)
+
+    server.handle_exit = handle_exit
+
+
+def _seeded(submit: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `submit` whose work has the seed of the request, and is not begun once its client has gone."""
+
+    def submitting(self: Any, work: Callable[..., Any], *given: Any, **more: Any) -> Any:
+        asking = Asking.now()
+
+        def drawn(*given: Any, **more: Any) -> Any:
+            import torch
+
+            if asking.gone.is_set() or _ending.is_set():
+                raise _Gone
+            if (seed := asking.drawing.seed) is None:
+                return work(*given, **more)
+            with torch.random.fork_rng():
+                torch.manual_seed(seed)
+                return work(*given, **more)
+
+        return submit(self, drawn, *given, **more)
+
+    return submitting
+
+
+def _prepared(model: Any, processor: Any, inputs: Any, config: Any) -> dict[str, Any]:
+    """Return the arguments of `generate` with the request's penalties and ends.
+
+    It ends at a stop string, where the context is full, and once its client has gone.
+
+    Raises:
+        BadRequest: the model has no room for the prompt, or for the answer, or no such token.
+    """
+    import torch
+    from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+    asking, tokens = Asking.now(), inputs["input_ids"].shape[-1]
+    drawing = asking.drawing
+    text = model.config.get_text_config()
+    if (wrong := max(drawing.biased, default=0)) >= text.vocab_size:
+        raise BadRequest(f"the model has no token {wrong}: its last is {text.vocab_size - 1}", "logit_bias")
+    _fit(config, tokens, drawing.length, getattr(text, "max_position_embeddings", None))
+
+    class Penalties(LogitsProcessor):
+        def __call__(self, input_ids: Any, scores: Any) -> Any:
+            counts = torch.zeros_like(scores).scatter_add_(
+                1, input_ids[:, tokens:], torch.ones_like(input_ids[:, tokens:], dtype=scores.dtype)
+            )
+            return scores - drawing.frequency_penalty * counts - drawing.presence_penalty * (counts > 0)
+
+    class Gone(StoppingCriteria):
+        def __call__(self, input_ids: Any, *_: Any, **__: Any) -> Any:
+            return torch.full(input_ids.shape[:1], asking.gone.is_set() or _ending.is_set(), device=input_ids.device)
+
+    stops = [until_stop(processor, drawing.stop, tokens)] if drawing.stop else []
+    more: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([Gone(), *stops])}
+    if drawing.frequency_penalty or drawing.presence_penalty:
+        more["logits_processor"] = LogitsProcessorList([Penalties()])
+    return {**inputs, **more}
+
+
+def _fit(config: Any, tokens: int, asked: int | None, room: int | None) -> None:
+    """Let a prompt and its answer fit into the context of a model.
+
+    Raises:
+        BadRequest: they do not.
+    """
+    if not isinstance(room, int):
+        return
+    if tokens >= room:
+        raise BadRequest(
+            f"the prompt has {tokens:,} tokens, and this model's context {room:,}, with the answer; send less",
+            "messages",
+            "context_length_exceeded",
+        )
+    if asked is not None and tokens + asked > room:
+        raise BadRequest(
+            f"the prompt has {tokens:,} tokens, and an answer may have {asked:,}; this model's context is {room:,}; ask for "
+            f"{room - tokens:,} or less",
+            "max_tokens",
+            "context_length_exceeded",
+        )
+    config.max_new_tokens = min(config.max_new_tokens, room - tokens)

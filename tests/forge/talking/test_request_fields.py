@@ -1,0 +1,66 @@
+"""Fields of a request: each has an effect on its answer, or one error says that it has none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forge.talking._request_fields import Drawing, read_fields
+from forge.talking._requests import BadRequest
+
+KNOWN = {
+    *("model", "messages", "temperature", "top_p", "stop", "seed", "max_tokens", "max_completion_tokens", "n", "tools", "user"),
+    *("logprobs", "response_format", "tool_choice", "logit_bias", "frequency_penalty", "presence_penalty", "stream"),
+}
+
+
+def test_what_is_drawn_otherwise_than_transformers_does() -> None:
+    """A temperature draws by chance, penalties are no repetition penalty, and the seed is set where it is drawn."""
+    asked = {"temperature": 0.7, "seed": 3, "frequency_penalty": 0.5, "top_k": 4, "stop": "x", "max_tokens": 5}
+    passed, drawing = read_fields({"messages": [], **asked, "logit_bias": {"7": 1}, "user": None, "n": 1}, KNOWN)
+    assert drawing == Drawing(sampled=True, seed=3, frequency_penalty=0.5, top_k=4, stop=("x",), length=5, biased=(7,))
+    assert passed == {"messages": [], "temperature": 0.7, "max_tokens": 5, "logit_bias": {"7": 1.0}, "stream": False}
+
+
+def test_what_the_model_decides() -> None:
+    """Without a temperature its own settings; at 0, or next to it, the likeliest token."""
+    assert read_fields({}, KNOWN)[1].sampled is None
+    passed, drawing = read_fields({"temperature": 1e-9, "stop": [], "tools": [{}], "tool_choice": "none"}, KNOWN)
+    assert (passed, drawing.sampled) == ({"temperature": 0.0, "stream": False}, False)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("n", 2, "n: 2 would have no effect here; ask several times"),
+        ("logprobs", True, "logprobs: True would have no effect here; leave it out, or serve the model with vLLM"),
+        ("response_format", {"type": "json_object"}, "would have no effect here"),
+        ("tool_choice", "required", "would have no effect here"),
+        ("reasoning_effort", "high", '"chat_template_kwargs": {"reasoning_effort": ...}'),
+        ("previous_response_id", "resp_1", "send the whole conversation"),
+        ("temprature", 1, "temprature: no field of this server; is temperature meant?"),
+        ("foo", 1, "foo: no field of this server; leave it out"),
+        ("max_tokens", 0, "max_tokens: 0 is no whole number from 1"),
+        ("max_tokens", True, "max_tokens: True is no whole number from 1"),
+        ("temperature", -1, "temperature: -1 is no number from 0"),
+        ("temperature", float("nan"), "temperature: nan is no number from 0"),
+        ("temperature", "hot", "temperature: 'hot' is no number from 0"),
+        ("top_p", 2, "top_p: 2 is no number from 0 to 1"),
+        ("presence_penalty", 3, "presence_penalty: 3 is no number from -2 to 2"),
+        ("seed", 2**64, "is no whole number from -9223372036854775808 to 9223372036854775807"),
+        ("stop", [""], "stop: [''] is no text"),
+        ("stop", 5, "stop: 5 is no text"),
+        ("stream", "no", "stream: 'no' is neither true nor false"),
+        ("logit_bias", {"a": 1}, "logit_bias: {'a': 1} must be {\"token id\": number}"),
+        ("logit_bias", {"1": "x"}, "is no number from -100 to 100"),
+        ("chat_template_kwargs", [1], "is no object of arguments of the chat template"),
+        ("chat_template_kwargs", {"tokenize": False}, "tokenize is no argument of a chat template"),
+        ("prompt", "\ud800", "prompt: is no UTF-8"),
+    ],
+)
+def test_what_would_have_no_effect(field: str, value: Any, said: str) -> None:
+    """Nothing is passed over, and no value ends in status 500."""
+    with pytest.raises(BadRequest) as caught:
+        read_fields({field: value}, {*KNOWN, "prompt"})
+    assert said in caught.value.as_json()["error"]["message"]
