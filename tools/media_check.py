@@ -174,8 +174,7 @@ def sft(family: Family, rows: Rows, home: Path, *, whole: bool = False) -> Answe
         same_arrays(store, model, inputs)
     batches = [samples(store, plan.samples(step).tolist(), inputs) for step in range(plan.num_steps)]
     recipe = reference.Recipe(1e-3, 2, lr_scheduler="constant", max_grad_norm=0.5)
-    # In training mode, for Granite Speech's batch norms; no family has dropout here.
-    steps = reference.train(plain(model, whole=whole).train(), batches, recipe, lambda _name, _parameter: False)
+    steps = reference.train(plain(model, whole=whole), batches, recipe, lambda _name, _parameter: False)
     return compare(run, model, [(step.loss, step.grad_norm) for step in steps])
 
 
