@@ -34,6 +34,8 @@ class Family(NamedTuple):
     """Whether half of the videos are lists of frames, which need not be of one number in a row."""
     frames: str = ""
     """Of a file, those that its processor takes."""
+    parts: Mapping[str, Any] = {}
+    """Settings of parts that train, where they are not those of all."""
     tokens: int = 640
     """Tokens of a micro-batch, at least those of a row."""
     refused: Mapping[str, str] = {}
@@ -115,7 +117,8 @@ FAMILIES = (
     Family("GLM-5 Next", grids.glm5_next, refused=_ONE_A_ROW, drifts=("kto",), skipped=_DRIFTS),
     Family("Inkling", grids.inkling, _EACH),
     Family("Mistral Large 4", grids.mistral_large4),
-    Family("Muse Spark", grids.muse_spark, _EACH),
+    Family("Muse Spark", grids.muse_spark, (IMAGE, BOTH)),
+    Family("Muse Spark", grids.muse_spark, (AUDIO,), parts={"freeze_multi_modal_projector": True}),
     Family("Perception LM, `vision_input_type=vanilla`", tiles.perception_lm),
     Family("Gemma 3n", tiles.gemma3n, tokens=2000, skipped=_PARTS_DRIFT),
     Family("Qwen2-Audio", pictures.FAMILIES["qwen2-audio"], (AUDIO,)),
