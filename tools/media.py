@@ -1,6 +1,6 @@
-"""Every model family of images and audio beside plain transformers: `hatch run media` writes tables of docs/lanes.
+"""Every model family of images, audio and videos beside plain transformers: `hatch run media` writes tables of docs/lanes.
 
-A tiny random model of each is trained by several verbs on rows with images, with audio or with both, and its losses and
+A tiny random model of each is trained by several verbs on rows with images, audio, both or videos, and its losses and
 gradient norms are compared with those of plain transformers with the model's own processor. What each check is stands in
 media_check.py, the families in media_configs.py. All figures are in docs/lanes/media.json, of which the tables are made.
 """
@@ -19,8 +19,8 @@ from typing import Any
 
 import lane
 from forked import answers_of
-from media_configs import AUDIO, BOTH, FAMILIES, IMAGE, KINDS, families
-from media_parts import TORCHVISION
+from media_configs import AUDIO, BOTH, FAMILIES, IMAGE, KINDS, ROUNDING, VIDEO, families
+from media_parts import TORCHAUDIO, TORCHVISION
 from repository import RESULTS
 
 SECONDS = 600
@@ -39,6 +39,7 @@ CHECKS = {
     IMAGE: tuple(TITLES),
     AUDIO: tuple(TITLES),
     BOTH: ("sft", "all_parts"),
+    VIDEO: tuple(TITLES)[:6],
 }
 """Kind of rows → the checks that are made of it."""
 BLOCKS = {
@@ -46,11 +47,9 @@ BLOCKS = {
     "image, sampled": ("images", IMAGE, CHECKS[IMAGE][5:]),
     "audio": ("audio", AUDIO, CHECKS[AUDIO]),
     "image and audio": ("audio", BOTH, CHECKS[BOTH]),
+    "video": ("video", VIDEO, CHECKS[VIDEO]),
 }
 """Name of a table → its page, its kind of rows and its checks."""
-
-ROUNDING = "[rounding](images.md#what-is-rounding)"
-"""In a cell: what comes behind the first step is not compared."""
 
 _SHOWN = 160
 """Characters of an error that a page shows."""
@@ -81,15 +80,20 @@ def block(found: Found, name: str) -> str:
     several = len(origins) > 1
     said = [f"{'; '.join(titles) + ': ' if several else ''}{origin or 'not run.'}" for origin, titles in origins.items()]
     sampled = "grpo" in checks
-    head = ["family", "rows", *(["prompts side by side", "a prompt is computed once"] if sampled else [])]
+    head = [
+        "family",
+        *(["frames of a file"] if kind == VIDEO else []),
+        "rows",
+        *(["prompts side by side", "a prompt is computed once"] if sampled else []),
+    ]
     rows, wrong = [], []
     for family in families(kind).values():
         answers = {check: known[check]["families"].get(family.name) for check in checks}
         layout = next((answer["rows"] for answer in answers.values() if answer and "rows" in answer), "")
         drawn = answers.get("grpo") or {}
         way = [drawn.get("beside", ""), {True: "yes", False: "no"}.get(drawn.get("shared", ""), "")] if sampled else []
-        cells = [ROUNDING if check in family.skipped else _cell(answers[check], check in family.drifts) for check in checks]
-        rows.append([family.name, layout, *way, *cells])
+        cells = [family.skipped.get(check) or _cell(answers[check], check in family.drifts) for check in checks]
+        rows.append([family.name, *([family.frames] if kind == VIDEO else []), layout, *way, *cells])
         wrong += [_reason(f"{family.name}, {TITLES[check]}", answer) for check, answer in answers.items() if _wrong(answer)]
     table = lane.table([*head, *(TITLES[check] for check in checks)], rows)
     below = ["", "Wrong:", "", *wrong] if wrong else []
@@ -170,9 +174,9 @@ def write(found: Found) -> None:
 
 def versions() -> str:
     """Return the versions that figures depend on."""
-    names = ("transformers", "torch", "timm", "scipy", "Pillow", "soundfile", "soxr")
+    names = ("transformers", "torch", "timm", "scipy", "Pillow", "soundfile", "soxr", "av")
     said = [f"{name} {version(name)}" for name in names]
-    return ", ".join([*said[:2], TORCHVISION, *said[2:]])
+    return ", ".join([*said[:2], TORCHVISION, TORCHAUDIO, *said[2:]])
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,10 @@ import numpy as np
 import torch
 
 # media_parts imports torchvision, which must come before transformers.
-from media_configs import AUDIO, BOTH, IMAGE, Family, families
-from media_parts import modalities, pictures
-from transformers import AutoModelForMultimodalLM
+from media_configs import AUDIO, VIDEO, Family, families
+from media_parts import pictures
+from media_rows import Rows, ask_for_videos, same_arrays
+from transformers import AutoConfig, AutoModelForMultimodalLM, AutoModelForSeq2SeqLM
 from transformers.utils import logging
 
 import forge
@@ -41,20 +42,18 @@ from tests.whole import (
     test_images_of_teachers as teachers,
     test_images_online as prompted,
 )
-from tests.whole.conftest import write_rows
 from tests.whole.policies import logits, oracle as updates
 from tests.whole.three_steps import SETTINGS, figures, samples
 
 CLOSE = {"loss": 1e-5, "gradients": 1e-4}
 """Largest relative differences of a step's loss and of its gradient norm."""
-ROWS = 12
 TIE = 1e-3
 """Two tokens whose logits differ by less are equally likely, at ten times the temperature of `likeliest`."""
 
 
-def all_parts(kind: str) -> dict[str, Any]:
-    """Return settings with which all parts train that rows of a kind reach."""
-    towers = {"freeze_vision_tower": kind == AUDIO, "freeze_audio_tower": kind == IMAGE}
+def all_parts(kinds: frozenset[str]) -> dict[str, Any]:
+    """Return settings with which all parts train that rows with media of some kinds reach."""
+    towers = {"freeze_vision_tower": kinds == {AUDIO}, "freeze_audio_tower": AUDIO not in kinds}
     return towers | {"freeze_multi_modal_projector": False, "save_dtype": "float32"}
 
 
@@ -64,73 +63,22 @@ Steps = list[tuple[float, float]]
 """Loss and gradient norm of each step."""
 
 
+def _class(config: Any) -> Any:
+    """Return the Auto class of a model; Audio Flamingo 3, a decoder, is listed with models of encoder and decoder."""
+    return AutoModelForMultimodalLM if type(config) in AutoModelForMultimodalLM._model_mapping else AutoModelForSeq2SeqLM
+
+
 def save(family: Family, folder: Path, seed: int = 20) -> Path:
     """Save the tiny model with random weights that bfloat16 holds, and its processor."""
     config, processor = family.make()
     torch.manual_seed(seed)
-    model = AutoModelForMultimodalLM.from_config(config, dtype=torch.float32)
+    model = _class(config).from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.data = (parameter + 0.1 * torch.randn_like(parameter)).to(torch.bfloat16)
     for each in (model, processor, processor.tokenizer):
         each.save_pretrained(folder)
     return folder
-
-
-# --- rows -------------------------------------------------------------------------------------------------------------------
-
-
-class Rows:
-    """Files of rows with one medium, with two and with none, in turn, as far as the family's processor takes them."""
-
-    def __init__(self, family: Family, kind: str, folder: Path) -> None:
-        self.kind, self.folder = kind, folder
-        self._fewest, self._most = family.clips if kind == AUDIO else (0, 2)
-
-    def _media(self, number: int) -> int:
-        return self._fewest + (number + 1) % (self._most - self._fewest + 1)
-
-    def conversations(self) -> Path:
-        """Write conversations of one or two turns."""
-        if self.kind == BOTH:
-            rows = [_both(self.folder, number) for number in range(ROWS)]
-        else:
-            rows = [pictures.conversation(self.folder, each, self._media(each), self.kind) for each in range(ROWS)]
-        return write_rows(self.folder / "rows.jsonl", rows)
-
-    def _pairs(self, number: int) -> list[dict[str, Any]]:
-        return [pictures.pair(self.folder, each, self._media(each), self.kind) for each in range(number)]
-
-    def preferences(self) -> Path:
-        """Write prompts with a chosen and a rejected answer."""
-        return write_rows(self.folder / "pairs.jsonl", self._pairs(ROWS))
-
-    def rated(self) -> Path:
-        """Write rated answers, a third of them unwanted."""
-        rows = [
-            {"prompt": row["prompt"], "completion": row["chosen" if each % 3 else "rejected"], "label": bool(each % 3)}
-            for each, row in enumerate(self._pairs(ROWS))
-        ]
-        return write_rows(self.folder / "rated.jsonl", rows)
-
-    def prompts(self) -> Path:
-        """Write prompts, what is to be answered, and the rewards' module."""
-        (self.folder / "picture_rewards.py").write_text(prompted.REWARDS, encoding="utf-8")
-        rows = [{"prompt": row["prompt"], "answer": row["chosen"][0]["content"]} for row in self._pairs(ROWS)]
-        return write_rows(self.folder / "prompts.jsonl", rows)
-
-
-def _both(folder: Path, number: int) -> dict[str, Any]:
-    """Return a conversation with up to two images and up to two clips, in either order."""
-    row = pictures.conversation(folder, number, (number + 1) % 3, IMAGE)
-    other = pictures.conversation(folder, number, number // 2 % 3, AUDIO)
-    for message, heard in zip(row["messages"], other["messages"], strict=True):
-        clips = [part for part in heard["content"] if isinstance(part, dict) and part["type"] == AUDIO]
-        if clips:
-            parts = message["content"]
-            parts = [{"type": "text", "text": parts}] if isinstance(parts, str) else parts
-            message["content"] = [*clips, *parts] if number % 2 else [*parts, *clips]
-    return row
 
 
 # --- plain transformers -----------------------------------------------------------------------------------------------------
@@ -141,13 +89,36 @@ def plain(model: Path, *, whole: bool = False) -> Any:
 
     What its class freezes stays so (Qwen2-Audio's sinusoids), which `from_pretrained` forgets.
     """
-    if not whole:
-        return modalities.plain(model)
-    found = AutoModelForMultimodalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
-    made = dict(AutoModelForMultimodalLM.from_config(found.config).named_parameters())
+    auto = _class(AutoConfig.from_pretrained(model))
+    found = auto.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+    made = dict(auto.from_config(found.config).named_parameters())
     for name, parameter in found.named_parameters():
-        parameter.requires_grad_(made[name].requires_grad)
-    return found
+        parameter.requires_grad_(whole and made[name].requires_grad)
+    if not whole:
+        for part in (found.get_decoder(), found.get_output_embeddings()):
+            part.requires_grad_(requires_grad=True)
+    return _counting_media(found)
+
+
+def _counting_media(model: Any) -> Any:
+    """Have Qwen-Omni count marks of media behind which none stands as text, as forge does; by itself it fails on such a text.
+
+    A model with random weights draws them.
+    """
+    own, config = getattr(model.model, "get_rope_index", None) if hasattr(model, "model") else None, model.config
+    marks = [getattr(config, f"{name}_start_token_id", None) for name in ("vision", "audio")]
+    if own is None or None in marks:
+        return model
+    media = torch.tensor([getattr(config, f"{name}_token_id") for name in ("image", "video", "audio")])
+
+    @wraps(own)
+    def positions(input_ids: torch.Tensor, *given: Any, **more: Any) -> Any:
+        begins = torch.isin(input_ids, torch.tensor(marks))
+        before = torch.cat([torch.isin(input_ids, media)[:, 1:], torch.zeros_like(begins[:, :1])], 1)
+        return own(torch.where(begins & ~before, 0, input_ids), *given, **more)
+
+    model.model.get_rope_index = positions
+    return model
 
 
 def planned(run: Path) -> tuple[forge_data.TokenStore, Any]:
@@ -183,7 +154,7 @@ _WAYS = {"several in a row": "packed", "several in a forward, padded": "padded",
 
 def _rows(run: Path, model: Path) -> str:
     """Return how samples share a forward, as the log says it."""
-    said = re.findall(rf"(?:images|audio)[a-z ]*: ({'|'.join(_WAYS)})", (run / "log.txt").read_text(encoding="utf-8"))
+    said = re.findall(rf"(?:images|audio|videos)[a-z, ]*: ({'|'.join(_WAYS)})", (run / "log.txt").read_text(encoding="utf-8"))
     way = _WAYS[said[-1]]
     return f"{way}, arrays padded" if way != "one a row" and forge_data.MediaInputs(model).pads else way
 
@@ -195,10 +166,12 @@ def sft(family: Family, rows: Rows, home: Path, *, whole: bool = False) -> Answe
     """Two steps of `forge sft`, of the language part or of all parts."""
     model, data = save(family, home / "model"), rows.conversations()
     settings = {**SETTINGS, "max_steps": 2, "effective_batch_size": 6, "max_tokens_per_gpu": family.tokens}
-    more = all_parts(rows.kind) if whole else {}
+    more = all_parts(rows.kinds) | family.parts if whole else {}
     run = forge.sft(**settings | more, model_path=str(model), data_path=str(data), ckpt_output_dir=str(home / "run")).output_dir
     store, plan = planned(run)
     inputs = pictures.inputs_of(model, data)
+    if rows.kind == VIDEO:
+        same_arrays(store, model, inputs)
     batches = [samples(store, plan.samples(step).tolist(), inputs) for step in range(plan.num_steps)]
     recipe = reference.Recipe(1e-3, 2, lr_scheduler="constant", max_grad_norm=0.5)
     steps = reference.train(plain(model, whole=whole), batches, recipe, lambda _name, _parameter: False)
@@ -254,7 +227,7 @@ def grpo(family: Family, rows: Rows, home: Path, *, whole: bool = False) -> Answ
     """Two rollouts of `forge grpo`, two updates on each; what is drawn too, and the likeliest tokens."""
     model, data = save(family, home / "model"), rows.prompts()
     sys.path.insert(0, str(data.parent))
-    given = prompted.GIVEN | prompted.OWN["grpo"] | (all_parts(rows.kind) if whole else {})
+    given = prompted.GIVEN | prompted.OWN["grpo"] | (all_parts(rows.kinds) | family.parts if whole else {})
     given |= {"max_tokens_per_gpu": 12 * family.tokens, "moe_aux_loss": "off"}
     run = forge.grpo(**given, model_path=str(model), data_path=str(data), ckpt_output_dir=str(home / "run")).output_dir
     asked = prompted.asked(data, model)
@@ -317,6 +290,8 @@ def answers(name: str, kind: str, check: str) -> Answer:
     logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     family = families(kind)[name]
+    if kind == VIDEO:
+        ask_for_videos()
     with tempfile.TemporaryDirectory() as home:
         (folder := Path(home) / "rows").mkdir()
         try:

@@ -6,6 +6,7 @@ from typing import Any
 
 from family_configs import OWN, tiny_config
 from media_parts import (
+    EITHER,
     EXPERTS,
     MROPE,
     PIXTRAL,
@@ -111,10 +112,7 @@ def qwen4_exp() -> Made:
 
 # --- Qwen-Omni, which hears too ---------------------------------------------------------------------------------------------
 
-_EITHER = (
-    "{% if part['type'] == 'audio' %}<|audio_bos|><|AUDIO|><|audio_eos|>{% else %}<|vision_start|><|image_pad|><|vision_end|>"
-    "{% endif %}"
-)
+_EITHER = EITHER.format(audio="<|audio_bos|><|AUDIO|><|audio_eos|>", image=QWEN_IMAGE)
 _EARS = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 24, "num_mel_bins": 16}
 _EARS |= {"output_dim": 32, "max_source_positions": 200, "n_window": 50}
 
@@ -369,7 +367,8 @@ def muse_glimmer() -> Made:
 
 def muse_spark() -> Made:
     """Make Muse Spark, which has experts and a tower of audio."""
-    token = tokenizer("<|patch|>", "<|patch|>", *MUSE_MARKS, "<|audio|>", "<|soft_audio_start|>", "<|soft_audio_end|>")
+    either = EITHER.format(audio="<|audio|>", image="<|patch|>")
+    token = tokenizer(either, "<|patch|>", *MUSE_MARKS, "<|audio|>", "<|soft_audio_start|>", "<|soft_audio_end|>")
     numbers = ids(token, image_token_id="<|patch|>", video_token_id="<|video|>", audio_token_id="<|audio|>")
     experts = {"moe_intermediate_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_hidden_size": 16}
     ears = {"hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1], "out_hidden_size": 32}
@@ -382,7 +381,8 @@ def muse_spark() -> Made:
 def inkling() -> Made:
     """Make Inkling, whose processor of audio needs scipy."""
     marks = {"image_token": "<|img|>", "audio_token": "<|aud|>"}
-    token = tokenizer("<|content_image|><|img|>", "<|content_image|>", "<|content_audio_input|>", **marks)
+    either = EITHER.format(audio="<|content_audio_input|><|aud|>", image="<|content_image|><|img|>")
+    token = tokenizer(either, "<|content_image|>", "<|content_audio_input|>", **marks)
     vision = {"text_hidden_size": 32, "patch_size": 20, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
     text = {"vocab_size": TEXT["vocab_size"], "unpadded_vocab_size": TEXT["vocab_size"]}
     parts = {"text_config": text, "vision_config": vision, "audio_config": {"text_hidden_size": 32}}

@@ -1,15 +1,17 @@
-"""Pieces that the tiny models of images and audio share: tokenizer and template, sizes, what makes a class of transformers."""
+"""Pieces that the tiny models of media share: tokenizer and template, sizes, what makes a class of transformers."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
+from media_imports import import_torchaudio, import_torchvision
 from repository import ROOT
-from torchvision_import import import_torchvision
 
 TORCHVISION = import_torchvision()
 """What is to be said of torchvision; empty where it is not installed."""
+TORCHAUDIO = import_torchaudio()
+"""As of torchvision."""
 
 import transformers  # noqa: E402 - behind torchvision
 
@@ -31,6 +33,8 @@ MROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]}
 SIDE = {"height": 28, "width": 28}
 CUT = [[28, 56], [56, 28], [56, 56]]
 """Sizes that an image is cut into tiles of."""
+EITHER = "{{% if part['type'] == 'audio' %}}{audio}{{% else %}}{image}{{% endif %}}"
+"""What a template writes for a clip or an image."""
 
 
 def new(name: str, **fields: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from media_parts import (
     CUT,
+    EITHER,
     ROUTED,
     SIDE,
     SIGLIP,
@@ -167,7 +168,7 @@ def smolvlm() -> Made:
 
 # --- Gemma ------------------------------------------------------------------------------------------------------------------
 
-_EITHER = "{% if part['type'] == 'audio' %}<|audio|>{% else %}<|image|>{% endif %}"
+_EITHER = EITHER.format(audio="<|audio|>", image="<|image|>")
 _GEMMA4 = {
     "image_token": "<|image|>",
     "boi_token": "<|image>",

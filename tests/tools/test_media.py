@@ -33,7 +33,7 @@ FOUND = {
 @pytest.fixture
 def pages(tmp_path, monkeypatch):
     """The folder of the results, with pages that have places for the tables; no lane of the checkout is read."""
-    for page in ("images", "audio"):
+    for page in ("images", "audio", "video"):
         marks = [f"<!-- hatch run media: {name} -->\n<!-- end -->" for name, of in media.BLOCKS.items() if of[0] == page]
         (tmp_path / f"{page}.md").write_text("\n\n".join(["# Title", "By hand.", *marks, "The rest."]) + "\n")
     monkeypatch.setattr(media, "RESULTS", tmp_path)

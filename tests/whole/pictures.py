@@ -344,8 +344,8 @@ def prompts(folder: Path, number: int = 12, images: int = 3, kind: str = "image"
     )
 
 
-def load(part: dict[str, Any], folder: Path) -> None:
-    """Decode the medium of a part, whose path begins in a folder; of audio, as a processor at 16 kHz is given it."""
+def load(part: dict[str, Any], folder: Path, processor: Any) -> None:
+    """Decode the medium of a part, whose path begins in a folder, as a processor is given it."""
     if part["type"] == "image":
         part["image"] = load_image(str(folder / part["image"]))
     elif part["type"] == "video" and isinstance(part["video"], str):
@@ -353,16 +353,17 @@ def load(part: dict[str, Any], folder: Path) -> None:
     elif part["type"] == "video":
         part["video"] = [load_image(str(folder / frame)) for frame in part["video"]]
     elif part["type"] == "audio":
-        part["audio"] = load_audio(str(folder / part["audio"]), 16_000, backend="soundfile")
+        hears = getattr(processor, "feature_extractor", None) or processor.audio_processor
+        part["audio"] = load_audio(str(folder / part["audio"]), hears.sampling_rate, backend="soundfile")
 
 
 def prompt_inputs(model: Path, messages: list[dict[str, Any]], folder: Path | None = None) -> dict[str, torch.Tensor]:
     """What the model's processor makes of messages that are to be answered; their paths begin in `folder`."""
-    asked = json.loads(json.dumps(messages))
+    asked, processor = json.loads(json.dumps(messages)), _processor(model)
     for message in asked:
         for part in message["content"] if isinstance(message["content"], list) else []:
-            load(part, folder or Path())
-    made = _processor(model).apply_chat_template(
+            load(part, folder or Path(), processor)
+    made = processor.apply_chat_template(
         asked, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
     )
     return dict(made)
@@ -375,10 +376,10 @@ def _processor(directory: Path) -> Any:
 
 def read(model: Path, folder: Path, messages: list[dict[str, Any]]) -> tuple[list[int], dict[str, torch.Tensor]]:
     """What the model's processor makes of messages whose images lie in a folder: ids, and the rest of a forward's arguments."""
-    messages = json.loads(json.dumps(messages))
+    messages, processor = json.loads(json.dumps(messages)), _processor(model)
     for part in (part for message in messages for part in message["content"] if isinstance(part, dict)):
-        load(part, folder)
-    made = dict(_processor(model).apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt"))
+        load(part, folder, processor)
+    made = dict(processor.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt"))
     return made.pop("input_ids")[0].tolist(), made
 
 
@@ -419,7 +420,7 @@ def inputs_of(model: Path, data: Path) -> Any:
             # What the template of a processor is given for a text too.
             parts = message["content"] if isinstance(message["content"], list) else []
             for part in parts:
-                load(part, data.parent)
+                load(part, data.parent, processor)
         made = processor.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
         ids, sample = made.pop("input_ids")[0], store[at]
         assert ids.tolist() == sample.input_ids.tolist()

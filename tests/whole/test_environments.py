@@ -121,6 +121,13 @@ def test_torchvision_is_that_of_torch() -> None:
     assert int(vision[1]) == int(torch[1]) + 15
 
 
+def test_the_lane_of_media_reads_every_kind() -> None:
+    """What forge-data decodes images, audio and videos with, as its extras name it, is there."""
+    (data,) = [each for each in ENVIRONMENTS["media"]["workspace"]["members"] if "forge-data" in str(each)]
+    assert data["features"] == ["images", "audio", "video"]
+    assert any(line.startswith("torchaudio>=2.11") for line in ENVIRONMENTS["media"]["dependencies"])
+
+
 FOLDERS = ("docs", "packages", "benchmarks", "tools", "examples")
 COMMAND = re.compile(r"hatch (?:-v )?run (?:([a-z]+):)?([a-z_]+)(?![\w.=:-])")
 """`hatch run NAME`, and `hatch run ENVIRONMENT:NAME`."""

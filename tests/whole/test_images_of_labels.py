@@ -152,7 +152,7 @@ def _uses_the_export(run: Any, export: Path, held_out: Texts, data: Path) -> Non
     named, asked = [], json.loads(json.dumps([row["messages"] for row in held_out.rows]))
     for messages in asked:
         for part in (part for message in messages if isinstance(message["content"], list) for part in message["content"]):
-            pictures.load(part, data.parent)
+            pictures.load(part, data.parent, processor)
         inputs = processor.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
         with torch.no_grad():
             named.append(model.config.id2label[int(model(**inputs).logits.argmax())])

@@ -12,8 +12,11 @@ from forge.tasks import _media, _parts
 from forge.tasks.items._text_pairs import TextPairs
 
 
-@pytest.mark.parametrize("has", [True, False])
-def test_a_part_that_a_model_has_none_of(has, monkeypatch):
+@pytest.mark.parametrize(
+    ("has", "adapter", "why"),
+    [(True, "lora", "adapter=lora is put into linear"), (True, "none", "of the rows reaches it"), (False, "lora", "")],
+)
+def test_a_part_that_a_model_has_none_of(has, adapter, why, monkeypatch):
     """A model without a projector (Inkling) trains its tower; one whose projector does not train is refused."""
     tower, projector = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
     model = torch.nn.Module()
@@ -24,10 +27,10 @@ def test_a_part_that_a_model_has_none_of(has, monkeypatch):
     monkeypatch.setattr("forge_dist.is_multimodal", lambda _: True)
     settings = SimpleNamespace(
         parts=SimpleNamespace(freeze_language_model=False, freeze_vision_tower=False, freeze_multi_modal_projector=False),
-        adapter=SimpleNamespace(adapter="lora", adapter_path=None, target_modules=None),
+        adapter=SimpleNamespace(adapter=adapter, adapter_path=None, target_modules=None, unfrozen_parameters=None),
     )
     if has:
-        with pytest.raises(SettingsError, match="freeze_multi_modal_projector=False: nothing of it would train"):
+        with pytest.raises(SettingsError, match=f"freeze_multi_modal_projector=False: nothing of it would train: .*{why}"):
             _parts.check_trained(settings, model)
     else:
         assert _parts.check_trained(settings, model)["vision_tower"] == [tower]

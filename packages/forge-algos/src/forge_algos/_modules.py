@@ -202,11 +202,27 @@ def first_dropout(model: nn.Module) -> tuple[str, float] | None:
     return None
 
 
+def set_training(model: nn.Module) -> None:
+    """Set training mode, but leave batch norms of frozen weights in evaluation mode.
+
+    Training, they would take the statistics of a micro-batch for those that the frozen part is used with, and move the latter:
+    Granite Speech's frozen tower was exported with others.
+    """
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            weights = [*module.parameters(recurse=False)]
+            module.train(not weights or any(weight.requires_grad for weight in weights))
+
+
 @contextmanager
 def mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     """Set training or evaluation mode inside the block, and restore each module's afterwards."""
     before = {module: module.training for module in model.modules()}
-    model.train(training)
+    if training:
+        set_training(model)
+    else:
+        model.eval()
     try:
         yield
     finally:

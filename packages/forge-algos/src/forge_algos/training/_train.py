@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from forge_algos._errors import AdapterError, DivergedError
-from forge_algos._modules import mode, not_finite
+from forge_algos._modules import mode, not_finite, set_training
 from forge_algos._parallel import ALONE, Parallel
 from forge_algos.adaptations.base._adaptation import Adaptation
 from forge_algos.isolation._guard import guard_packed
@@ -161,7 +161,7 @@ def train(
                 return
             if not model.training:
                 # The caller's own work between two steps may have left it in evaluation mode.
-                model.train()
+                set_training(model)
             learning_rate = float(optimizer.param_groups[0]["lr"])
             loss, grad_norm, figures, load, moves = 0.0, 0.0, {}, (), False
             with optimizer_training(optimizer, model):

@@ -157,6 +157,8 @@ def _why_none(s: Any, part: str) -> str:
     given = "target_modules" if s.adapter.adapter != "none" else "unfrozen_parameters"
     if getattr(s.adapter, given) is not None:
         return f"{given} names nothing of it. Name some of it too, or leave freeze_{part} out"
+    if s.adapter.adapter == "none":
+        return f"no image, clip or video of the rows reaches it. Leave freeze_{part} out"
     return (
         f"adapter={s.adapter.adapter} is put into linear layers, and it has none (Gemma 3's projector is a bare matrix). Use "
         f"adapter=none, or name its module in modules_to_save, which trains it whole"
