@@ -95,6 +95,9 @@ def test_losses(run: Path, model: Path, data: Path) -> None:
         assert made.pop("labels")[0].tolist() == store[at].labels.tolist()
         return made
 
+    log = (run / "log.txt").read_text()
+    assert "images: several in a row" in log
+    assert ": loaded back, " in log
     plain = AutoModelForMultimodalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
     expected = oracle(run, plain, inputs=inputs)
     assert figures(run) == pytest.approx([step.loss for step in expected], rel=1e-5)

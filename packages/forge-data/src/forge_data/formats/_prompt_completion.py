@@ -1,12 +1,16 @@
 """Row of `prompt` and `completion` (text or messages) → answer, with `label` wanted or not."""
 
+import re
+
+import attrs
+
 from forge_data._accounting import EMPTY_ANSWER
 from forge_data._errors import BadPairError, DataError
-from forge_data._values import checked_text, describe
-from forge_data.formats._chat import MEDIA_FIELDS, TEMPLATE_FIELDS, chat
+from forge_data._media import MANY, MARKS, Kind, Media
+from forge_data._values import checked_text, counted, describe
+from forge_data.formats._chat import MEDIA_FIELDS, TEMPLATE_FIELDS, chat, given_media
 from forge_data.formats._format import FieldOf, Fields, Format, message_field
 from forge_data.formats._messages import REASONING, Turns, checked_messages
-from forge_data.formats._plain_media import with_media
 from forge_data.formats._rated import KTO_TAG, rated
 from forge_data.formats._rated_answers import field_of, rated_answer
 from forge_data.formats._samples import Chat, Message, Text, Unpaired
@@ -79,7 +83,7 @@ def answer(place: str, fields: Fields, field: str, *, media: bool = False) -> Ch
                     "template writes; make both lists of messages, or take it out"
                 )
         text = Text(place, checked_text(place, "prompt", prompt), checked_text(place, field, given))
-        return with_media(place, fields, text) if media else text
+        return _text_with_media(place, fields, text) if media else text
     if not isinstance(prompt, list) or not isinstance(given, list):
         raise DataError(
             f"{place}: prompt is {describe(prompt)} and {field} is {describe(given)}; make both strings, or both lists of "
@@ -87,6 +91,42 @@ def answer(place: str, fields: Fields, field: str, *, media: bool = False) -> Ch
         )
     before, after = (checked_messages(place, *each, media=True) for each in (("prompt", prompt), (field, given)))
     return chat(place, fields, joined(before, after), len(before.messages), media=of_answer(answer_field, field))
+
+
+def _text_with_media(place: str, fields: Fields, text: Text) -> Text:
+    """Return a text with the media of its row's columns.
+
+    Each stands where its mark (`<image>`, `<video>`, `<audio>`) does in the prompt; without a mark of their kind all stand
+    before the prompt.
+
+    Raises:
+        DataError: another number of marks than of media, or one in the completion.
+    """
+    given = {kind: media for kind in MARKS if (media := given_media(place, fields, kind))}
+    for kind, media in given.items():
+        field = media[0].field.partition("[")[0]
+        if MARKS[kind] in text.completion:
+            raise DataError(
+                f"{place}: field completion holds {MARKS[kind]}, and the row has {MANY[kind]}; what a model writes is text: "
+                "put it into the prompt"
+            )
+        if (marks := text.prompt.count(MARKS[kind])) not in (0, len(media)):
+            raise DataError(
+                f"{place}: field {field} holds {counted(len(media), MANY[kind])}, and {MARKS[kind]} stands in the prompt "
+                f"{counted(marks, 'times')}; give each {kind} its place"
+            )
+    if not given:
+        return text
+    pattern = "|".join(re.escape(MARKS[kind]) for kind in given)
+    kinds: dict[str, Kind] = {MARKS[kind]: kind for kind in given}
+    found = [kinds[mark] for mark in re.findall(pattern, text.prompt)]
+    before: list[Media] = [medium for kind, media in given.items() if kind not in found for medium in media]
+    following = {kind: iter(media) for kind, media in given.items()}
+    places, prompt = [0] * len(before), ""
+    for at, part in enumerate(re.split(pattern, text.prompt)):
+        places += [len(prompt)] if at else []
+        prompt += part
+    return attrs.evolve(text, prompt=prompt, media=(*before, *(next(following[kind]) for kind in found)), places=tuple(places))
 
 
 def of_answer(field_of: FieldOf, answer: str) -> FieldOf:

@@ -148,7 +148,7 @@ class MediaInputs:
 
     @property
     def marks(self) -> tuple[tuple[str, int], ...]:
-        """Arrays of tokens, and the number in them of a token of text without media, where that is not 0."""
+        """Arrays of tokens, and their number of a text without media, where that is not 0."""
         return ((PREFIX, 1),) if self._processor.takes_suffix else ()
 
     @property
@@ -252,7 +252,7 @@ class MediaInputs:
 
 
 def _prompt_of(example: _Pictured) -> int | None:
-    """Count the tokens before what is learned of an example; 0 of a text without media, None of a prompt."""
+    """Count the tokens before what is learned; 0 of a text without media, None of a prompt."""
     labels = getattr(example, "labels", None)
     if labels is None:
         return None

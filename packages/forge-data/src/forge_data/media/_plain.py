@@ -1,11 +1,11 @@
-"""Prompt and completion of plain text, and media → both as the model's processor writes and tokenizes them.
+"""Prompt and completion with media → both as the model's processor writes and tokenizes.
 
 Most processors are given one text. PaliGemma's is given prompt and completion (`suffix`), writes BOS behind the images and a
 line break behind the prompt, and tokenizes the two apart.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,14 +14,13 @@ from forge_data._media import MANY, ONE
 from forge_data.media._expanded import PlainText
 from forge_data.media._video import kind_of
 
-if TYPE_CHECKING:
-    from forge_data.media._processor import Decoded, ModelProcessor
-
 
 def write_plain(
-    processor: "ModelProcessor", prompt: str, places: Sequence[int], completion: str, media: "Sequence[Decoded]", place: str
+    processor: Any, prompt: str, places: Sequence[int], completion: str, media: Sequence[Any], place: str
 ) -> PlainText:
-    """Write plain text with media as `processor(text=..., images=...)` does; arguments as of `ModelProcessor.plain`.
+    """Write plain text with media as `processor(text=..., images=...)` does.
+
+    Arguments are those of `ModelProcessor.plain`, and that processor.
 
     Raises:
         DataError: a text has a placeholder in it, or the processor refuses the row.
@@ -50,7 +49,7 @@ def write_plain(
     return PlainText(written + asked[before:], completion, apart=False, spans=spans, ids=expanded.ids)
 
 
-def _with_suffix(processor: "ModelProcessor", asked: str, completion: str, media: "Sequence[Decoded]", place: str) -> PlainText:
+def _with_suffix(processor: Any, asked: str, completion: str, media: Sequence[Any], place: str) -> PlainText:
     options: dict[str, Any] = {"suffix": [completion]} if completion else {}
     recorder, made = processor.recorded(place, asked, media, return_text_replacement_offsets=True, **options)
     offsets = made.get("text_replacement_offsets") or [[]]

@@ -236,7 +236,7 @@ class ModelProcessor:
         return Expanded(replacements, ids)
 
     def plain(self, prompt: str, places: Sequence[int], completion: str, media: "Sequence[Decoded]", place: str) -> PlainText:
-        """Find what the processor writes for plain text with media, and its tokens; errors as of `expand`.
+        """Find what it writes for plain text with media, and tokens; errors as of `expand`.
 
         Args:
             prompt: without placeholders.

@@ -1,4 +1,4 @@
-"""Conversation or plain text with media → its text as the model's processor writes it, and their tokens."""
+"""Conversation or text with media → text as the model's processor writes it, and tokens."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

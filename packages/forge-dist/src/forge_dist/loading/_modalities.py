@@ -224,7 +224,7 @@ def mark_text(model: "PreTrainedModel") -> None:
 
 
 def _marks_of(model: "PreTrainedModel", body: Any) -> tuple[str, int] | None:
-    """Return the argument with a number for each token, and that of text; None where text needs none."""
+    """Return the argument that marks tokens, and the number of text; None: it needs none."""
     text = model.config.get_text_config()
     ahead = is_multimodal(model.config) and getattr(text, "use_bidirectional_attention", None) is True
     if ahead and _PREFIX in inspect.signature(body.forward).parameters:

@@ -234,7 +234,7 @@ class AnsweringModel:
 
     @contextmanager
     def _refusing(self, media: Sequence[forge_data.Media]) -> Iterator[None]:
-        """Turn what a model of transformers raises on media that it cannot run into an error of the caller.
+        """Turn what a model raises on media that it cannot run into a SettingsError.
 
         Qwen2-Audio of 5.24 raises TypeError where each clip is of one token.
         """

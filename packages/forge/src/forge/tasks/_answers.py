@@ -182,7 +182,7 @@ def prompts_of(s: Any, tokenizer: Any, prompts: Sequence[Asked]) -> list[Prompt]
     for asked in prompts:
         text = _written(tokenizer, asked)
         if asked.media:
-            places = None if tokenizer.chat_template else _places(asked)
+            places = None if tokenizer.chat_template else _places(asked.prompt)
             where = f"eval_prompts {asked.where}"
             try:
                 of_media = media_inputs(s, tokenizer)
@@ -247,10 +247,11 @@ def _written(tokenizer: Any, asked: Asked) -> str:
     return content_text(messages[-1]["content"])
 
 
-def _places(asked: Asked) -> list[int]:
-    """Return the character before which each medium of a text stands."""
+def _places(messages: Any) -> list[int]:
+    """Return the character of the last message before which each medium stands."""
     places, at = [], 0
-    for part in asked.prompt[-1]["content"]:
+    content: Any = messages[-1]["content"]
+    for part in content:
         if part["type"] == "text":
             at += len(part["text"])
         else:
