@@ -156,8 +156,7 @@ class RowSettings:
     """Share of the rows that on_bad_row=skip may leave out, at least 0 and less than 1; more of them stop the run."""
 
     max_samples: int | None = attrs.field(default=None, validator=_POSITIVE)
-    """Rows that are read of each entry of data_path, and of eval_data_path: the first ones, for a try of everything else. All by
-    default."""
+    """Rows that are read of each entry of data_path, and of eval_data_path: the first ones. All by default."""
 
     def __attrs_post_init__(self) -> None:
         if self.eval_data_path is not None and self.validation_split:
