@@ -53,6 +53,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "preprocess": ({}, None, "forge_test_hooks:shout"),
     "rename_columns": ({"data_path": "TWO TALKS"}, {"talk": "messages"}, {"other": "messages"}),
     "on_bad_row": ({"data_path": "A BAD ROW"}, "error", "skip"),
+    "max_samples": ({}, None, 12),
     "max_bad_rows": ({"data_path": "A BAD ROW", "on_bad_row": "skip"}, 0.005, 0.02),
     "lint": ({"data_path": "DOUBTFUL"}, "on", "off"),
     "effective_batch_size": ({}, 4, 5),

@@ -1,6 +1,7 @@
 """data_path in any form → sources that read themselves."""
 
 import gzip
+import itertools
 import json
 import subprocess
 import sys
@@ -10,7 +11,8 @@ import fsspec
 import pytest
 
 from forge_data import DataError
-from forge_data.reading._sources import _shortest, resolve
+from forge_data._shard import Shard
+from forge_data.reading._sources import _shortest, part_of, resolve
 
 ROW = '{"text": "x"}\n'
 
@@ -210,3 +212,31 @@ def test_the_directory_of_relative_paths(files, tmp_path, monkeypatch):
         ("memory://rows/train.jsonl", None),
     ):
         assert [source.directory for source in resolve(path)] == [None if expected is None else str(expected)]
+
+
+def test_the_first_rows_of_each_entry(files):
+    """`max_samples` counts over the files of a glob, over each of several entries anew, and within equal parts of all rows."""
+    a, b = files("a.jsonl", "b.jsonl", text=ROW * 5)
+
+    def places(sources):
+        return [[record.place for record in source.records()] for source in sources]
+
+    def named(name, *rows):
+        return [f"{name}.jsonl:{row}" for row in rows]
+
+    pattern = str(a.parent / "*.jsonl")
+    assert places(resolve(pattern, max_samples=7)) == [named("a", 1, 2, 3, 4, 5), named("b", 1, 2)]
+    assert places(resolve([a, b], max_samples=2)) == [named("a", 1, 2), named("b", 1, 2)]
+    few = resolve(pattern, max_samples=4)
+    assert (places(few), [source.count() for source in few]) == ([named("a", 1, 2, 3, 4), []], [4, 0])
+    halves = [part_of(resolve(pattern, max_samples=7), Shard.parse(f"{half}/2"))[0] for half in (1, 2)]
+    assert [places(half) for half in halves] == [[named("a", 1, 2, 3), []], [named("a", 4, 5), named("b", 1, 2)]]
+    assert places(resolve(a, max_samples=50)) == [named("a", 1, 2, 3, 4, 5)]
+
+
+def test_the_first_rows_in_memory():
+    """Of a list, a `Dataset` and a stream, which need not end."""
+    rows = [{"text": str(number)} for number in range(9)]
+    for given in (rows, datasets.Dataset.from_list(rows), ({"text": "x"} for _ in itertools.count())):
+        (source,) = resolve(given, max_samples=3)
+        assert [record.place for record in source.records()] == ["data_path[0]", "data_path[1]", "data_path[2]"]

@@ -751,6 +751,7 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
         ),
         (AXOLOTL + "sequence_len: 64\nexcess_length_strategy: raise\n", "sft", {"max_seq_len": 64, "on_overflow": "error"}),
         (FACTORY.format(stage="pt") + "cutoff_len: 64\n", "pretrain", {"block_size": 64}),
+        (FACTORY.format(stage="sft") + "max_samples: 500\n", "sft", {"max_samples": 500}),
         (
             FACTORY.format(stage="sft") + "additional_target: embed_tokens,lm_head\nfinetuning_type: lora\nlora_rank: 4\n",
             "sft",

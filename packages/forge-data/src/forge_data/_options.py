@@ -103,6 +103,7 @@ class RowOptions:
     )
     on_bad_row: str = attrs.field(default="error", validator=_one_of(ON_BAD_ROW))
     max_bad_rows: float = attrs.field(default=MAX_BAD_ROWS, validator=_share)
+    max_samples: int | None = attrs.field(default=None, validator=_length)
 
     def __attrs_post_init__(self) -> None:
         if self.on_bad_row == "error" and self.max_bad_rows != MAX_BAD_ROWS:

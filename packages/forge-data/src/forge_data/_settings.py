@@ -155,6 +155,9 @@ class RowSettings:
     max_bad_rows: float = attrs.field(default=MAX_BAD_ROWS, validator=[_number, _share])
     """Share of the rows that on_bad_row=skip may leave out, at least 0 and less than 1; more of them stop the run."""
 
+    max_samples: int | None = attrs.field(default=None, validator=_POSITIVE)
+    """Rows that are read of each entry of data_path, and of eval_data_path: the first ones. All by default."""
+
     def __attrs_post_init__(self) -> None:
         if self.eval_data_path is not None and self.validation_split:
             raise ValueError(

@@ -40,6 +40,7 @@ _FLAGS = {
     "max_seq_len": "--max-seq-len",
     "num_proc": "--num-proc",
     "max_bad_rows": "--max-bad-rows",
+    "max_samples": "--max-samples",
     "on_bad_pair": "--on-bad-pair",
     "on_bad_row": "--on-bad-row",
     "on_overflow": "--on-overflow",
@@ -220,13 +221,13 @@ def _prepared(words: Namespace, directory: Path) -> "TokenStore | PromptStore":
     function = load_preprocess(given.pop("preprocess"))
     options = Options(**given)
     check_name(options.format)
-    sources = resolve(words.store)
-    if not words.samples and words.finding is None:
+    sources = resolve(words.store, max_samples=options.max_samples)
+    if not words.samples and words.finding is None and options.max_samples is None:
         sources = [attrs.evolve(source, rows=(0, _FIRST_ROWS)) for source in sources]
     chosen = with_template(as_tokenizer(words.tokenizer), options.chat_template, options.chat_template_kwargs)
     job = Job(tokenizer=chosen, options=options, preprocess=function)
     store = build(job, sources, directory, num_proc=None, progress=True)
-    if store.accounting.read >= _FIRST_ROWS and sources[0].rows is not None:
+    if store.accounting.read >= _FIRST_ROWS and sources[0].rows is not None and options.max_samples is None:
         _print(f"of the first {_FIRST_ROWS:,} rows of each file; name samples, such as 0:5, to read all of them")
     return store
 
@@ -234,7 +235,7 @@ def _prepared(words: Namespace, directory: Path) -> "TokenStore | PromptStore":
 def _options(words: Namespace) -> dict[str, Any]:
     names = (
         "format", "train_on", "turns", "chat_template", "chat_template_kwargs", "turn_end", "max_seq_len", "on_overflow",
-        "on_bad_pair", "on_bad_row", "max_bad_rows", "media", "preprocess",
+        "on_bad_pair", "on_bad_row", "max_bad_rows", "max_samples", "media", "preprocess",
     )  # fmt: skip
     columns = None if words.rename_columns is None else columns_of(words.rename_columns)
     return {name: getattr(words, name) for name in names} | {"rename_columns": columns}

@@ -241,6 +241,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help=f"share of the rows that --on-bad-row skip may leave out (default: {MAX_BAD_ROWS})",
     )
+    parser.add_argument(
+        "--max-samples",
+        type=int,
+        metavar="ROWS",
+        help="read only the first so many rows of each file or data set that is named",
+    )
     parser.add_argument("--media", action="store_true", help="the rows may have images, as forge sft, dpo and grpo train them")
     parser.add_argument("--preprocess", metavar="MODULE:FUNCTION", help="your own function, which gets each row first")
     parser.add_argument(

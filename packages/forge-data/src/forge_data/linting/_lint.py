@@ -47,6 +47,7 @@ def lint(
     rename_columns: Mapping[str, str] | None = None,
     on_bad_row: str = "error",
     max_bad_rows: float = MAX_BAD_ROWS,
+    max_samples: int | None = None,
     media: bool = False,
 ) -> LintReport:
     """Find what would train a model wrongly, or make an evaluation misleading.
@@ -71,6 +72,7 @@ def lint(
         rename_columns: as for `prepare`; for rows.
         on_bad_row: as for `prepare`; for rows.
         max_bad_rows: as for `prepare`; for rows.
+        max_samples: as for `prepare`; for rows, held-out ones too.
         media: as for `prepare`; for rows.
 
     Returns:
@@ -97,6 +99,7 @@ def lint(
         rename_columns=rename_columns,
         on_bad_row=on_bad_row,
         max_bad_rows=max_bad_rows,
+        max_samples=max_samples,
         media=media,
     )
     findings = Findings()
@@ -196,7 +199,7 @@ def _of_rows(data: "DataPath", tokenizer: Any, options: Options, preprocess: Any
         raise DataError("rows are linted as a tokenizer sees them; give a `tokenizer`")
     chosen = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
     read = DataLint(chosen, options, RowChanges(load_preprocess(preprocess), options.rename_columns))
-    read.read(resolve(data, name))
+    read.read(resolve(data, name, max_samples=options.max_samples))
     return read
 
 

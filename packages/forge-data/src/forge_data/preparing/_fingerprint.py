@@ -60,8 +60,7 @@ def fingerprint_of_inputs(
         "template": template,
         # A template that writes the date gives other tokens tomorrow.
         "date": datetime.now().astimezone().date().isoformat() if "strftime_now" in json.dumps(template) else None,
-        # A chat template is hashed itself, wherever it was.
-        "options": [type(options).__name__, attrs.asdict(options) | {"chat_template": None}],
+        "options": [type(options).__name__, _values(options)],
         "stops": stop_tokens(tokenizer, options.turn_end) if tokenizer is not None and isinstance(options, Options) else (),
         "preprocess": preprocess.identity if preprocess is not None else None,
         "seed": seed,
@@ -94,6 +93,12 @@ def check_stamps(sources: "Sequence[Source]", before: list[tuple[int, int] | Non
     for source, then, now in zip(sources, before, stamps_of(sources), strict=True):
         if then != now:
             raise DataError(f"{source.path} changed while it was read; prepare it again once nothing writes to it")
+
+
+def _values(options: Any) -> dict[str, Any]:
+    # A chat template is hashed itself, wherever it was; stores of all rows are older than `max_samples`.
+    values = attrs.asdict(options) | {"chat_template": None}
+    return {name: value for name, value in values.items() if name != "max_samples" or value is not None}
 
 
 def _versions(libraries: Sequence[str]) -> dict[str, str | None]:

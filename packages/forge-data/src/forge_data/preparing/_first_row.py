@@ -29,6 +29,7 @@ def check_first_row(
     on_bad_row: str = "error",
     preprocess: object = None,
     media: bool = False,
+    max_samples: int | None = None,
 ) -> None:
     """Refuse files for their first row, or for columns to rename that no row has.
 
@@ -46,6 +47,7 @@ def check_first_row(
         on_bad_row: as for `prepare`; with `skip` only columns are looked at.
         preprocess: as for `prepare`; with any, nothing is looked at.
         media: as for `prepare`.
+        max_samples: as for `prepare`.
 
     Raises:
         DataError: nothing is there, the first row of a file cannot be read or has no known format, or no row has a column
@@ -55,7 +57,7 @@ def check_first_row(
         check_name(format)
     if InMemoryRows.of(data_path, "data_path") is not None or preprocess is not None or not _is_local(data_path):
         return
-    sources = resolve(data_path)
+    sources = resolve(data_path, max_samples=max_samples)
     changes, seen = RowChanges(None, rename_columns or {}), set[str]()
     first: list[tuple[str, dict[str, Any], str | None]] = []
     for source in sources:

@@ -61,6 +61,7 @@ def prepare(
     rename_columns: Mapping[str, str] | None = None,
     on_bad_row: str = "error",
     max_bad_rows: float = MAX_BAD_ROWS,
+    max_samples: int | None = None,
     media: bool = False,
     num_proc: int | None = None,
     seed: int = 0,
@@ -102,6 +103,7 @@ def prepare(
         on_bad_row: what becomes of a row that is refused, whatever for: `error`, or `skip`, which leaves it out, counts it by
             reason and lists it with its error in `dropped()`; with it a row whose every answer is empty.
         max_bad_rows: share of the rows that `on_bad_row="skip"` may leave out.
+        max_samples: rows of each entry of `data_path` that are read, the first ones; all by default.
         media: whether the rows may have images, as `forge sft` and `dpo` train them; a row with one is refused otherwise.
         num_proc: processes that tokenise, of one thread each. By default the machine is used as well as it can be: for little
             data this process alone, in which the tokenizer has its own threads (as `TOKENIZERS_PARALLELISM` allows); for more,
@@ -129,6 +131,7 @@ def prepare(
         rename_columns=rename_columns,
         on_bad_row=on_bad_row,
         max_bad_rows=max_bad_rows,
+        max_samples=max_samples,
         media=media,
     )
     check_name(format)
@@ -136,7 +139,7 @@ def prepare(
     check_whole("seed", seed)
     function = load_preprocess(preprocess)
     directory = checked_directory(store_dir)
-    sources = resolve(data_path)
+    sources = resolve(data_path, max_samples=max_samples)
     part = Shard.parse(shard) if shard is not None else None
     chosen = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
     job = Job(tokenizer=chosen, options=options, preprocess=function)

@@ -65,6 +65,7 @@ def prepare_prompts(
     rename_columns: Mapping[str, str] | None = None,
     on_bad_row: str = "error",
     max_bad_rows: float = MAX_BAD_ROWS,
+    max_samples: int | None = None,
     max_prompt_len: int | None = None,
     on_overflow: str = "drop",
     chat_template: str | os.PathLike[str] | None = None,
@@ -92,6 +93,7 @@ def prepare_prompts(
         on_bad_row: what becomes of a row that is refused: `error`, or `skip`, which leaves it out, counts it by reason and
             lists it with its error in `dropped()`.
         max_bad_rows: share of the rows that `on_bad_row="skip"` may leave out.
+        max_samples: as for `prepare`.
         max_prompt_len: longest prompt in tokens; no limit by default.
         on_overflow: what becomes of a row with a longer one: `drop` (left out and counted) or `error`.
         chat_template: a file of a chat template, or the name of one of the tokenizer's, in place of its own.
@@ -114,6 +116,7 @@ def prepare_prompts(
         rename_columns=rename_columns,
         on_bad_row=on_bad_row,
         max_bad_rows=max_bad_rows,
+        max_samples=max_samples,
         media=media,
     )
     return prepare_questions(data_path, tokenizer, store_dir, options, question, preprocess=preprocess, seed=seed, shard=shard)
@@ -135,7 +138,7 @@ def prepare_questions(
     function = load_preprocess(preprocess)
     changes, columns = RowChanges(function, options.rename_columns), set[str]()
     directory = checked_directory(store_dir)
-    sources = whole = resolve(data_path)
+    sources = whole = resolve(data_path, max_samples=options.max_samples)
     part = Shard.parse(shard) if shard is not None else None
     loaded = as_tokenizer(tokenizer)
     if not isinstance(options, PairOptions):

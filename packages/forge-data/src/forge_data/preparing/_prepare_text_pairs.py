@@ -25,6 +25,7 @@ def prepare_text_pairs(
     rename_columns: Mapping[str, str] | None = None,
     on_bad_row: str = "error",
     max_bad_rows: float = MAX_BAD_ROWS,
+    max_samples: int | None = None,
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     query_prefix: str = "",
@@ -55,6 +56,7 @@ def prepare_text_pairs(
         rename_columns: as for `prepare_prompts`, such as {"sentence1": "anchor", "sentence2": "positive"}.
         on_bad_row: as for `prepare_prompts`.
         max_bad_rows: as for `prepare_prompts`.
+        max_samples: as for `prepare`.
         max_seq_len: longest text in tokens; no limit by default.
         on_overflow: what becomes of a row with a longer one: `drop` (left out and counted), `truncate` (the tokenizer cuts the
             text, and special tokens at its end stay) or `error`.
@@ -80,6 +82,7 @@ def prepare_text_pairs(
         rename_columns=rename_columns,
         on_bad_row=on_bad_row,
         max_bad_rows=max_bad_rows,
+        max_samples=max_samples,
         media=media,
         as_messages=as_messages,
         generation_prompt=generation_prompt,

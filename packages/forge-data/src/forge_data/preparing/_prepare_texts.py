@@ -25,6 +25,7 @@ def prepare_labelled(
     rename_columns: Mapping[str, str] | None = None,
     on_bad_row: str = "error",
     max_bad_rows: float = MAX_BAD_ROWS,
+    max_samples: int | None = None,
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     chat_template: str | os.PathLike[str] | None = None,
@@ -49,6 +50,7 @@ def prepare_labelled(
         rename_columns: as for `prepare_prompts`, such as {"sentence": "text"}.
         on_bad_row: as for `prepare_prompts`.
         max_bad_rows: as for `prepare_prompts`.
+        max_samples: as for `prepare`.
         max_seq_len: longest text in tokens; no limit by default.
         on_overflow: what becomes of a longer one: `drop` (left out and counted), `truncate` (its first tokens stay) or `error`.
         chat_template: as for `prepare_prompts`.
@@ -74,6 +76,7 @@ def prepare_labelled(
         rename_columns=rename_columns,
         on_bad_row=on_bad_row,
         max_bad_rows=max_bad_rows,
+        max_samples=max_samples,
         media=media,
         as_messages=as_messages,
         generation_prompt=generation_prompt,

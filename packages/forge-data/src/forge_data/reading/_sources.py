@@ -88,6 +88,8 @@ class Source:
                 return
             if chunk.last_row >= first:
                 yield chunk if first <= chunk.first_row and chunk.last_row <= last else chunk.part(first, last)
+            if chunk.last_row >= last:
+                return
         if empty:
             raise DataError(f"{self.path} holds no rows")
 
@@ -101,8 +103,9 @@ class Source:
             yield from chunk.records(refused)
 
     def count(self) -> int | None:
-        """Return the number of the last row, for progress; None if that needs a slow pass."""
-        return self.reader.count()
+        """Return the number of the last row that is read, for progress; None if that needs a slow pass."""
+        count = self.reader.count()
+        return count if count is None or self.rows is None else min(count, self.rows[1] + self.indexed)
 
     def digest(self) -> str | None:
         """Hash the content: SHA-256 in hex; None where it is read only once."""
@@ -128,16 +131,16 @@ class Source:
         return self.reader.description if isinstance(self.reader, InMemoryRows) else self.path
 
 
-def resolve(data_path: DataPath, name: str = "data_path") -> list[Source]:
+def resolve(data_path: DataPath, name: str = "data_path", *, max_samples: int | None = None) -> list[Source]:
     """Find the sources that `data_path` names, in its order; a directory's or glob's by path.
 
-    Rows in memory are one source, called `name`.
+    Rows in memory are one source, called `name`. Of each entry only the first `max_samples` rows are read.
 
     Raises:
         DataError: nothing there, a file that no reader knows, one that is named twice, a weight that is not one.
     """
     if (rows := InMemoryRows.of(data_path, name)) is not None:
-        return [Source(rows.name, rows.name, rows)]
+        return _first_rows([Source(rows.name, rows.name, rows)], max_samples)
     entries = _entries(data_path)
     found: list[tuple[int, float | None, Description | None, DataFile | DatasetSplit]] = []
     for group, (entry, weight) in enumerate(entries):
@@ -146,12 +149,28 @@ def resolve(data_path: DataPath, name: str = "data_path") -> list[Source]:
         found += [(group, weight, described, each) for each in (named if isinstance(named, list) else [named])]
     _check_once([(described, _real(each, entries[group][0])) for group, _, described, each in found])
     names = iter(_names([(each.path, described) for _, _, described, each in found if isinstance(each, DataFile)]))
-    return [
+    sources = [
         Source(each.name, entries[group][0], _described(each, described), group, weight)
         if isinstance(each, DatasetSplit)
         else Source(name := next(names), each.path, _described(_reader(name, each), described), group, weight)
         for group, weight, described, each in found
     ]
+    return _first_rows(sources, max_samples)
+
+
+def _first_rows(sources: list[Source], number: int | None) -> list[Source]:
+    """Restrict the sources of each entry to its first rows, by row number."""
+    if number is None:
+        return sources
+    entries = Counter(source.group for source in sources)
+    left = dict.fromkeys(entries, number)
+    found = []
+    for source in sources:
+        zeroth = 0 if source.indexed else 1
+        found.append(attrs.evolve(source, rows=(zeroth, zeroth + left[source.group] - 1)))
+        if entries[source.group] > 1 and left[source.group]:
+            left[source.group] -= _count_rows(found[-1])
+    return found
 
 
 def _real(found: DataFile | DatasetSplit, entry: str) -> str:
@@ -197,7 +216,7 @@ def part_of(sources: Sequence[Source], shard: Shard) -> tuple[list[Source], Shar
     start, stop = shard.bounds(ends[-1])
     parts, named = [], []
     for source, begin, end in zip(sources, [0, *ends], ends, strict=False):
-        if begin == end:
+        if begin == end and source.rows is None:
             raise DataError(f"{source.path} holds no rows")
         zeroth = 0 if source.indexed else 1
         first, last = max(start, begin) - begin + zeroth, min(stop, end) - begin + zeroth - 1

@@ -108,6 +108,7 @@ _SHORT_SECONDS = 1.0
 _LENGTH = ("num_epochs", "max_steps", "max_tokens")
 
 ADDED = {
+    "max_samples": None,
     "shuffle": True,
     "min_p": 0.0,
     "repetition_penalty": 1.0,

@@ -166,6 +166,7 @@ class Task(ABC):
             "preprocess": self.preprocess(s),
             "rename_columns": s.data.rename_columns,
             "on_bad_row": s.data.on_bad_row,
+            "max_samples": s.data.max_samples,
         }
 
     def check_rows(self, s: Any, setting: str) -> None:
