@@ -103,7 +103,7 @@ class Source:
             yield from chunk.records(refused)
 
     def count(self) -> int | None:
-        """Return the number of the last row that is read, for progress; None if that needs a slow pass."""
+        """Return the number of the last row that is read; None if that needs a slow pass."""
         count = self.reader.count()
         return count if count is None or self.rows is None else min(count, self.rows[1] + self.indexed)
 
