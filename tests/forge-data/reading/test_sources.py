@@ -234,6 +234,31 @@ def test_the_first_rows_of_each_entry(files):
     assert places(resolve(a, max_samples=50)) == [named("a", 1, 2, 3, 4, 5)]
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("rows.jsonl", "\n\n" + f"{ROW}\n" * 3, [3, 5]),
+        ("rows.csv", 'text\n"two\nlines"\n\nx\ny\n', [2, 5]),
+        ("few.jsonl", f"\n{ROW}\n", [2]),
+    ],
+)
+def test_rows_are_no_lines(name, text, expected, files):
+    """`max_samples` counts rows: blank lines, a CSV file's first, and line ends in its cells are none."""
+    (path,) = files(name, text=text)
+    (source,) = resolve(path, max_samples=2)
+    assert [record.row for record in source.records()] == expected
+    files("a.txt.jsonl", "b.txt.jsonl", text=f"\n{ROW}")
+    several = resolve(str(path.parent / "*.txt.jsonl"), max_samples=2)
+    assert [record.place for each in several for record in each.records()] == ["a.txt.jsonl:2", "b.txt.jsonl:2"]
+
+
+def test_a_file_without_rows(files):
+    """It is refused with `max_samples` as without."""
+    (path,) = files("rows.csv", text="text\n")
+    with pytest.raises(DataError, match=r"rows.csv holds no rows$"):
+        list(resolve(path, max_samples=2)[0].records())
+
+
 def test_the_first_rows_in_memory():
     """Of a list, a `Dataset` and a stream, which need not end."""
     rows = [{"text": str(number)} for number in range(9)]

@@ -50,6 +50,10 @@ class CsvFile:
         """Return None: unknown before the file is read, since a cell may hold line ends."""
         return None
 
+    def row_numbers(self) -> Iterator[int]:
+        """Yield the line that each row begins in."""
+        return (number for number, _ in self._rows())
+
     def digest(self) -> str:
         """Hash the file: SHA-256 in hex."""
         return self.file.digest()

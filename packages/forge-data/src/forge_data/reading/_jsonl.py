@@ -54,6 +54,13 @@ class JsonLines:
                 last = block
         return lines + (not last.endswith(b"\n"))
 
+    def row_numbers(self) -> Iterator[int]:
+        """Yield the lines that are not blank, from 1."""
+        with self.file.opened() as file:
+            for row, line in enumerate(file, 1):
+                if not _is_blank(row, line):
+                    yield row
+
     def digest(self) -> str:
         """Hash the file: SHA-256 in hex."""
         return self.file.digest()
@@ -136,9 +143,9 @@ def _stretches(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 def _records(name: str, first_row: int, lines: bytes, refused: Refused | None) -> Iterator[Record]:
     for row, line in enumerate(lines.split(b"\n"), start=first_row):
-        text = line.removeprefix(_BOM) if row == 1 else line
-        if not text or text.isspace():
+        if _is_blank(row, line):
             continue
+        text = line.removeprefix(_BOM) if row == 1 else line
         place = f"{name}:{row}"
         try:
             yield record(row, _value(place, text), len(text) + 1, place)
@@ -146,6 +153,11 @@ def _records(name: str, first_row: int, lines: bytes, refused: Refused | None) -
             if refused is None:
                 raise
             refused(row, error)
+
+
+def _is_blank(row: int, line: bytes) -> bool:
+    text = line.removeprefix(_BOM) if row == 1 else line
+    return not text or text.isspace()
 
 
 def _value(place: str, line: bytes) -> object:

@@ -159,18 +159,34 @@ def resolve(data_path: DataPath, name: str = "data_path", *, max_samples: int | 
 
 
 def _first_rows(sources: list[Source], number: int | None) -> list[Source]:
-    """Restrict the sources of each entry to its first rows, by row number."""
+    """Restrict the sources of each entry to its first rows."""
     if number is None:
         return sources
     entries = Counter(source.group for source in sources)
     left = dict.fromkeys(entries, number)
     found = []
     for source in sources:
-        zeroth = 0 if source.indexed else 1
-        found.append(attrs.evolve(source, rows=(zeroth, zeroth + left[source.group] - 1)))
-        if entries[source.group] > 1 and left[source.group]:
-            left[source.group] -= _count_rows(found[-1])
+        zeroth, wanted = 0 if source.indexed else 1, left[source.group]
+        last, count = _last_of(source.reader, wanted) if wanted else (zeroth - 1, 0)
+        found.append(attrs.evolve(source, rows=(zeroth, zeroth + wanted - 1 if last is None else last)))
+        if entries[source.group] > 1 and wanted:
+            left[source.group] -= _count_rows(found[-1]) if last is None else count
     return found
+
+
+def _last_of(reader: Reader, number: int) -> tuple[int | None, int]:
+    """Return the number of the last of the first so many rows, and how many there are.
+
+    None where rows are numbered one after the other: lines may be blank, and a CSV file's first names fields.
+    """
+    match reader:
+        case DescribedRows(reader=inner):
+            return _last_of(inner, number)
+        case JsonLines() | CsvFile():
+            numbers = list(itertools.islice(reader.row_numbers(), number))
+            return (numbers[-1] if numbers else None), len(numbers)
+        case _:
+            return None, 0
 
 
 def _real(found: DataFile | DatasetSplit, entry: str) -> str:
