@@ -79,6 +79,10 @@ def test_the_pages_example() -> None:
             {"data_path": ("org/a:train", "b", "c")},
         ),
         (
+            {"dataset": [{"source": "a", "column_map": {"input": "q"}}, {"source": "b", "column_map": {"input": "input"}}]},
+            {"rename_columns": {"q": "input"}},
+        ),
+        (
             {"dataset": {"source": "org/a", "name": "b", "train_on_input": True}},
             {"train_on": "all", "data_path": "org/a:b:train"},
         ),
@@ -102,6 +106,10 @@ def test_is_carried_over(more: dict[str, Any], settings: dict[str, Any]) -> None
         ({"dataset": {"_component_": "mine.rows"}}, "dataset"),
         ({"dataset": {"source": "a", "packed": True}}, "dataset.packed"),
         ({"dataset": {"source": "a", "new_system_prompt": "x"}}, "dataset.new_system_prompt"),
+        ({"dataset": {"source": "json", "data_files": "a", "split": "train[:5%]"}}, "dataset.split"),
+        ({"dataset_val": {"source": "json", "data_files": "a", "split": "train[:5%]"}}, "dataset_val.split"),
+        ({"dataset": {"source": "a", "conversation_column": "talk"}}, "dataset.conversation_column"),
+        ({"dataset": {"source": "a", "filter_fn": "mine"}}, "dataset.filter_fn"),
         ({"optimizer": {"_component_": "torch.optim.SGD", "lr": 0.1}}, "optimizer"),
         ({"lr_scheduler": {"_component_": "mine.steps"}}, "lr_scheduler"),
         ({"model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"}}, "dtype"),

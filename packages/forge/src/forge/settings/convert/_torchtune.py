@@ -159,9 +159,25 @@ def _adapter(model: Mapping[str, Any], found: dict[str, object], lost: list[str]
         lost.append("model.apply_lora_to_output: True: the head is named in target_modules (lm_head), where it is not tied")
 
 
+_OF_AN_ENTRY = {
+    **dict.fromkeys(
+        ("new_system_prompt", "prompt_template"), "rows carry their system message and prompt: make them with preprocess"
+    ),
+    **dict.fromkeys(("conversation_column", "column"), "name the column in rename_columns, with messages or text"),
+    "masking_strategy": "choose train_on",
+    "image_dir": "paths of images begin in the folder of their file",
+    "filter_fn": "preprocess can leave rows out",
+}
+"""Key of a data set → what there is instead."""
+_READ_OF_AN_ENTRY = """_component_ source data_files split name subset train_on_input column_map packed split_across_pack
+    conversation_style""".split()
+_AS_ANYWAY = {"conversation_column": ("messages", "conversations"), "column": ("text",)}
+"""Key of a data set → values that ask for what is read here anyway."""
+
+
 def _data(key: str, given: Any, setting: str, found: dict[str, object], lost: list[str]) -> None:
     """Read data sets: where they lie, names of columns, and what is learned of their rows."""
-    paths: list[str] = []
+    paths, renamed = list[str](), dict[str, str]()
     for entry in given if isinstance(given, list) else [given] if given else []:
         own = dict(entry) if isinstance(entry, Mapping) else {"source": entry}
         builder = _component(own)
@@ -169,26 +185,28 @@ def _data(key: str, given: Any, setting: str, found: dict[str, object], lost: li
         source = source or _SOURCES.get(builder)
         if files is not None:
             paths += [str(file) for file in (files if isinstance(files, list) else [files])]
+            if split not in (None, "train"):
+                lost.append(f"{key}.split: {split!r}: is of a data set of the hub; of a file max_samples takes the first rows")
         elif source is None:
             lost.append(f"{key}: {builder}: give its rows in {setting}")
         else:
             part = own.get("name") or own.get("subset")
             paths.append(":".join([str(source), *([str(part)] if part else []), str(split or "train")]))
+        lost += [
+            f"{key}.{name}: {value!r}: {_OF_AN_ENTRY.get(name, 'forge has nothing of the kind')}"
+            for name, value in own.items()
+            if name not in _READ_OF_AN_ENTRY and value not in (None, False, [], {}, *_AS_ANYWAY.get(name, ()))
+        ]
         if key == "dataset_val":
             continue
         if own.get("train_on_input", builder in _LEARN_PROMPTS):
             found["train_on"] = "all"
         if isinstance(own.get("column_map"), Mapping):
-            found["rename_columns"] = {
-                str(theirs): str(ours) for ours, theirs in own["column_map"].items() if theirs != ours
-            } or None
+            renamed |= {str(theirs): str(ours) for ours, theirs in own["column_map"].items() if theirs != ours}
         if builder.startswith(("alpaca", "grammar", "samsum")):
             lost.append(f"{key}: {builder}: writes its rows in a prompt of its own; here they are learned in the chat template")
-        lost += [
-            f"{key}.{name}: {own[name]!r}: rows carry their system message and prompt: make them with preprocess"
-            for name in ("new_system_prompt", "prompt_template")
-            if own.get(name)
-        ]
+    if renamed:
+        found["rename_columns"] = renamed
     found[setting] = paths[0] if len(paths) == 1 else paths or None
 
 
