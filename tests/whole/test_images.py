@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,22 @@ def test_another_attention_takes_no_other_copy(plain: Path, loads: list[str | No
     assert loads == ["documents", None]
     log = (plain / "log.txt").read_text()
     assert "attention: sdpa: the first choice does not fit this model (Gemma3ForConditionalGeneration with attention" in log
+
+
+def test_one_copy_at_a_time(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the attention of packed rows asked for, the model that was refused is gone before it is loaded again."""
+    load, loaded = forge_dist.Strategy.load, list[weakref.ref[Any]]()
+
+    def watched(self: forge_dist.Strategy, path: Any, **how: Any) -> Any:
+        assert [each() for each in loaded] == [None] * len(loaded)
+        model = load(self, path, **how)
+        loaded.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(forge_dist.Strategy, "load", watched)
+    with pytest.raises(forge_algos.PackedBatchError, match="lets the tokens of an image or a clip see those behind them"):
+        forge.sft(**given, attention="documents", ckpt_output_dir=tmp_path / "run")
+    assert len(loaded) == 2
 
 
 def test_the_base_computes_images(given: dict[str, Any], tmp_path: Path) -> None:

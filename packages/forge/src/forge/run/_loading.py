@@ -88,7 +88,14 @@ def _load_in_some_way(asked: _Asked) -> tuple[Any, Any, tuple[str, str]]:
     model: Any = None
     for way in _ways(s, asked.machine, asked.dtype, media=bool(asked.media)):
         try:
-            model = _loaded(asked, way, model)
+            if model is not None and way.attention.value.function is None:
+                # Its attention does not compute its media: it takes another of transformers'.
+                forge_algos.set_attention(model, way.attention.value.name)
+            else:
+                if model is not None:
+                    model = None
+                    gc.collect()  # before another is loaded: the modules of a model refer to each other
+                model = _loaded(asked, way)
             packed, why, refusal = _probed(asked, way, model)
         except Exception as error:
             refused = getattr(error, "exit_status", None) == forge_algos.ForgeAlgosError.exit_status
@@ -242,15 +249,9 @@ def _ways(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.Choice[An
     ]
 
 
-def _loaded(asked: _Asked, way: _Way, model: Any) -> Any:
-    """Load the model with the attention of a way.
-
-    A `model` that is loaded already, with an attention that does not compute its media, takes another of transformers'.
-    """
+def _loaded(asked: _Asked, way: _Way) -> Any:
+    """Load the model with the attention of a way."""
     s, machine, dtype = asked.s, asked.machine, asked.dtype
-    if model is not None and way.attention.value.function is None:
-        forge_algos.set_attention(model, way.attention.value.name)
-        return model
     model = asked.strategy.load(
         asked.path,
         # Trained weights have a dtype of their own, whatever that of the computation; a frozen base needs only the latter.
