@@ -20,6 +20,7 @@ from .three_steps import SETTINGS, figures, oracle
 
 GIVEN: dict[str, Any] = {**SETTINGS, "effective_batch_size": 6, "max_tokens_per_gpu": 96}
 ROWS = 18
+ASKED = ("caption", "")
 
 
 def _row(folder: Path, number: int) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def run(model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """Three steps on all parts, and an answer at their end."""
     out = tmp_path_factory.mktemp("run") / "run"
     parts = {"freeze_vision_tower": False, "freeze_multi_modal_projector": False, "save_dtype": "float32"}
-    asked = write_rows(data.parent / "asked.jsonl", [{"prompt": "caption", "images": ["images/0_0.png"]}])
+    asked = write_rows(data.parent / "asked.jsonl", [{"prompt": prompt, "images": ["images/0_0.png"]} for prompt in ASKED])
     asks = {"eval_prompts": [str(asked)], "eval_max_new_tokens": 8}
     return forge.sft(model_path=str(model), data_path=str(data), ckpt_output_dir=out, **GIVEN, **parts, **asks).output_dir
 
@@ -110,11 +111,12 @@ def test_asked(run: Path, data: Path) -> None:
     processor: Any = AutoProcessor.from_pretrained(export)
     plain: Any = AutoModelForMultimodalLM.from_pretrained(export, dtype=torch.float32)
     file = data.parent / "images" / "0_0.png"
-    arrays = processor(text=["<image>caption"], images=[[load_image(str(file))]], return_tensors="np")
-    inputs = {name: torch.as_tensor(array) for name, array in arrays.items() if name != "labels"}
-    made = plain.generate(**inputs, max_new_tokens=8, do_sample=False)[0, inputs["input_ids"].shape[1] :]
-    expected = processor.decode(made, skip_special_tokens=True).strip()
-    assert expected
-    assert forge.generate(run, "caption", image=[file], max_new_tokens=8) == expected
-    last = (run / "answers.jsonl").read_text().splitlines()[-1]
-    assert json.loads(last)["answer"] == expected
+    answers = [json.loads(line)["answer"] for line in (run / "answers.jsonl").read_text().splitlines()][-len(ASKED) :]
+    for prompt, answer in zip(ASKED, answers, strict=True):
+        arrays = processor(text=[f"<image>{prompt}"], images=[[load_image(str(file))]], return_tensors="np")
+        inputs = {name: torch.as_tensor(array) for name, array in arrays.items() if name != "labels"}
+        made = plain.generate(**inputs, max_new_tokens=8, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+        expected = processor.decode(made, skip_special_tokens=True).strip()
+        assert expected
+        assert forge.generate(run, prompt, image=[file], max_new_tokens=8) == expected
+        assert answer == expected

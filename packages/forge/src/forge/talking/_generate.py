@@ -51,7 +51,7 @@ def generate(
     given: dict[Kind, Sequence[str | Path]] = {"image": image, "video": video, "audio": audio}
     media = [check_medium(str(each), kind) for kind, files in given.items() for each in files]
     prompt = _read_prompt() if prompt is None else prompt
-    check_text(prompt, system)
+    check_text(prompt, system, alone=not media)
     model = AnsweringModel(model_path, seed=seed)
     print(model.about, file=sys.stderr)
     if not model.converses:
@@ -65,9 +65,9 @@ def generate(
     return model.answer([*first, asked], sampling, media=media)
 
 
-def check_text(prompt: str, system: str | None) -> None:
-    """Raise SettingsError for a prompt that is empty, or not UTF-8."""
-    if not prompt.strip():
+def check_text(prompt: str, system: str | None, *, alone: bool = True) -> None:
+    """Raise SettingsError for a prompt that is not UTF-8, or is empty and has no media beside it."""
+    if alone and not prompt.strip():
         raise SettingsError("the prompt is empty: give a text.")
     try:
         f"{prompt}{system or ''}".encode()

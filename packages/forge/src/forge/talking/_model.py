@@ -124,7 +124,8 @@ def with_media(text: str, media: Sequence[forge_data.Media]) -> str | list[dict[
     >>> with_media("What is it?", [forge_data.Media("image", "plum.png")])
     [{'type': 'image'}, {'type': 'text', 'text': 'What is it?'}]
     """
-    return [*({"type": each.kind} for each in media), {"type": "text", "text": text}] if media else text
+    words = [{"type": "text", "text": text}] if text else []
+    return [*({"type": each.kind} for each in media), *words] if media else text
 
 
 class AnsweringModel:

@@ -294,9 +294,9 @@ def _of_row(row: Any, where: str, folder: Path) -> Asked:
     row = row if isinstance(row, dict) else {"prompt": row}
     name = "prompt" if "prompt" in row else "messages"
     asked = row.get(name)
-    if isinstance(asked, str) and not asked.strip():
-        asked = None
-    if asked and (_has_media(row) or _has_parts(asked)):
+    if not asked or (isinstance(asked, str) and not asked.strip()):
+        asked = asked if isinstance(asked, str) and _has_media(row) else None  # an image may be all that is asked
+    if asked is not None and (_has_media(row) or _has_parts(asked)):
         asked = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
         while isinstance(asked, list) and _is_answer(asked):
             asked = asked[:-1]
