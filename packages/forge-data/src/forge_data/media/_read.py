@@ -139,9 +139,10 @@ def thumbnail(medium: Media) -> bytes | None:
 
 
 def uri_of(medium: Media, place: str, sampling_rate: int) -> str:
-    """Return what `read_image` or `read_audio` reads as a `data:` URI of PNG or WAV, lossless; a video as its file is.
+    """Return a medium as a `data:` URI, without a loss.
 
-    A list of frames is one of PNGs with commas between them, as vLLM reads `video/jpeg`.
+    What `read_image` reads is a PNG, what `read_audio` reads a WAV, and a video its file as it is. A list of frames is one of
+    PNGs with commas between them, as vLLM reads `video/jpeg`.
 
     Raises:
         DataError: as those.
