@@ -32,7 +32,10 @@ _WHOLE = {
 _NEVER = -100.0
 """What is added to the logits of tokens that are not to be drawn: the least that vLLM takes."""
 
-_FRAMES = """, and all frames of a video (vLLM: --media-io-kwargs '{"video": {"num_frames": -1}}'; a list of frames has "sample_fps": 1)"""
+_FRAMES = (
+    """, and all frames of a video (vLLM: --media-io-kwargs '{"video": {"num_frames": -1}}'; a list of frames with """
+    '"sample_fps": 1)'
+)
 """What a server is to be started with, so that the model's processor chooses frames there too."""
 
 _RESETS, _BETWEEN_RESETS = 5, 0.5
