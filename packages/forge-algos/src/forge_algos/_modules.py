@@ -203,10 +203,11 @@ def first_dropout(model: nn.Module) -> tuple[str, float] | None:
 
 
 def set_training(model: nn.Module) -> None:
-    """Set training mode, but leave batch norms that have statistics in evaluation mode; their weights train all the same.
+    """Set training mode, but leave batch norms that have statistics in evaluation mode.
 
-    With the statistics of a micro-batch a sample's loss would depend on what lies beside it, and on the ranks, each of which
-    would move the saved ones its own way; and a frozen part would be exported with others (Granite Speech's tower).
+    Their weights train all the same. With the statistics of a micro-batch a sample's loss would depend on what lies beside it,
+    and on the ranks, each of which would move the saved ones its own way; and a frozen part would be exported with others
+    (Granite Speech's tower).
     """
     model.train()
     for module in model.modules():
