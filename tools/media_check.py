@@ -166,7 +166,7 @@ def sft(family: Family, rows: Rows, home: Path, *, whole: bool = False) -> Answe
     """Two steps of `forge sft`, of the language part or of all parts."""
     model, data = save(family, home / "model"), rows.conversations()
     settings = {**SETTINGS, "max_steps": 2, "effective_batch_size": 6, "max_tokens_per_gpu": family.tokens}
-    more = all_parts(rows.kinds) | family.parts if whole else {}
+    more = {**all_parts(rows.kinds), **family.parts} if whole else {}
     run = forge.sft(**settings | more, model_path=str(model), data_path=str(data), ckpt_output_dir=str(home / "run")).output_dir
     store, plan = planned(run)
     inputs = pictures.inputs_of(model, data)
@@ -227,7 +227,7 @@ def grpo(family: Family, rows: Rows, home: Path, *, whole: bool = False) -> Answ
     """Two rollouts of `forge grpo`, two updates on each; what is drawn too, and the likeliest tokens."""
     model, data = save(family, home / "model"), rows.prompts()
     sys.path.insert(0, str(data.parent))
-    given = prompted.GIVEN | prompted.OWN["grpo"] | (all_parts(rows.kinds) | family.parts if whole else {})
+    given = prompted.GIVEN | prompted.OWN["grpo"] | ({**all_parts(rows.kinds), **family.parts} if whole else {})
     given |= {"max_tokens_per_gpu": 12 * family.tokens, "moe_aux_loss": "off"}
     run = forge.grpo(**given, model_path=str(model), data_path=str(data), ckpt_output_dir=str(home / "run")).output_dir
     asked = prompted.asked(data, model)

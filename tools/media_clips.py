@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from media_parts import TEXT, Made, ids, new, processor, tokenizer
 
 _EARS = {"num_mel_bins": 16, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -23,7 +25,7 @@ def fun_asr_nano() -> Made:
     still = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
     ears = {**_EARS, **still, "num_hidden_layers": 2, "num_timestamp_prediction_layers": 1}
     joins = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 8, "num_hidden_layers": 1}
-    parts = {"audio_config": ears, "adaptor_config": {**joins, "projector_hidden_size": 32}}
+    parts: dict[str, Any] = {"audio_config": ears, "adaptor_config": {**joins, "projector_hidden_size": 32}}
     parts["text_config"] = {**TEXT, "model_type": "qwen3"}
     config = new("FunAsrNanoConfig", **parts, tie_word_embeddings=False, **ids(token, audio_token_id="<audio>"))
     hears = new("FunAsrNanoFeatureExtractor", feature_size=16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -141,10 +142,11 @@ def _fetch_videos(self: Any, given: Any, sample_indices_fn: Any = None) -> Any:
     return load_video(given, backend="pyav", sample_indices_fn=sample_indices_fn)
 
 
+@cache
 def ask_for_videos() -> None:
     """Have the oracles of this process read videos."""
     own = pictures._processor
-    pictures._processor = lambda model: Asking(own(model))
+    pictures._processor = cache(lambda model: Asking(own(model)))
     VideoProcessorMixin.fetch_videos = _fetch_videos  # type: ignore[method-assign]
 
 

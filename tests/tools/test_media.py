@@ -1,11 +1,17 @@
 """What `hatch run media` makes of answers; one family is really checked. The others need torchvision, which CI has not."""
 
+import json
+from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import media
 import media_check
 import media_configs
+import media_rows
+import numpy as np
 import pytest
+import torch
 from repository import RESULTS
 
 RIGHT = {
@@ -26,7 +32,8 @@ FOUND = {
         "all_parts": {"origin": "Second.", "families": {"LLaVA": RIGHT, "Gemma 4 Unified": REFUSED}},
         "kto": {"origin": "First.", "families": {"Gemma 4 Unified": WRONG | {"ok": True}}},
         "grpo": {"origin": "First.", "families": {"LLaVA": DRAWN}},
-    }
+    },
+    "video": {"sft": {"origin": "First.", "families": {"Qwen2-VL": RIGHT}}},
 }
 
 
@@ -53,6 +60,7 @@ def test_the_tables_say_what_was_found(pages):
     assert "| Gemma 4 Unified | packed |  | refused |  | 1e-8, 0 ([rounding](images.md#what-is-rounding)) |  |" in text
     assert "| LLaVA | packed | any | no | 6e-8, 1e-7 |  |" in text
     assert "| Molmo 2 |  |  |  | [rounding](images.md#what-is-rounding) | [rounding](images.md#what-is-rounding) |" in text
+    assert "| Qwen2-VL | all | packed |  |  | 6e-8, 1e-7 |  |" in (pages / "video.md").read_text()
     assert "sft; kto: First.\n\nsft, all parts train: Second.\n\ndpo; distill: not run." in text
     assert "Wrong:\n\n- Ovis 2, sft: KeyError: 'pixel\\_values'\n- Aria, sft: loss 1e-02, gradients 3e-01" in text
     assert text.startswith("# Title\n\nBy hand.\n")
@@ -152,6 +160,60 @@ def test_a_family_is_checked(spoiled, tmp_path, monkeypatch):
     found = media_check.sft(family, media_check.Rows(family, "image", tmp_path / "rows"), tmp_path)
     assert found["ok"] is not spoiled, found
     assert found["rows"] == "packed"
+
+
+def test_rows_with_videos(tmp_path, monkeypatch):
+    """Files and lists, one or two a row, beside images too; a run on them is that of plain transformers.
+
+    The model's video processor needs no torchvision.
+    """
+    pytest.importorskip("av", reason="PyAV is not installed here: forge-data[video]")
+    monkeypatch.setattr(media_rows.pictures, "_processor", media_rows.pictures._processor)
+    monkeypatch.setattr(media_rows.VideoProcessorMixin, "fetch_videos", media_rows.VideoProcessorMixin.fetch_videos)
+    media_rows.ask_for_videos.__wrapped__()
+    family = media_configs.Family("x", media_rows.pictures.FAMILIES["qwen3-vl"], ("video",), tokens=1200)
+    (tmp_path / "rows").mkdir()
+    rows = media_check.Rows(family, "video", tmp_path / "rows")
+    found = media_check.sft(family, rows, tmp_path)
+    assert found["ok"], found
+    assert found["rows"] == "packed"
+    messages = [json.loads(line)["messages"] for line in rows.conversations().read_text().splitlines()]
+    parts = [[part for each in row if isinstance(each["content"], list) for part in each["content"]] for row in messages]
+    given = [[part["video"] for part in row if part["type"] == "video"] for row in parts]
+    assert {(len(row), all(isinstance(each, list) for each in row)) for row in given if row} == {
+        (1, True),
+        (1, False),
+        (2, True),
+        (2, False),
+    }
+    assert {len(row) for row, each in zip(given, parts, strict=True) if any(p["type"] == "image" for p in each)} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(("number", "same"), [(1.0, True), (1.0 + 1e-6, False)])
+def test_arrays_are_compared_bit_by_bit(number, same, monkeypatch):
+    """Those of every row with media; the row and the array are named."""
+    monkeypatch.setattr(media_rows.forge_data, "MediaInputs", lambda _: lambda _: {"pixels": np.ones(2, np.float32)})
+
+    class Store(list):
+        source = "rows.jsonl:{}".format
+
+    store = Store([SimpleNamespace(media=()), SimpleNamespace(media=("a video",))])
+    made = {"pixels": torch.tensor([1.0, number]), "attention_mask": torch.ones(1)}
+    with nullcontext() if same else pytest.raises(AssertionError, match="rows.jsonl:1: pixels is not the processor's"):
+        media_rows.same_arrays(store, None, lambda *_: made)
+
+
+def test_marks_that_are_drawn_are_text():
+    """Qwen-Omni's positions are counted without marks of media behind which none stands, as its own fail on them."""
+    seen = []
+    model = SimpleNamespace(
+        config=SimpleNamespace(
+            vision_start_token_id=5, audio_start_token_id=6, image_token_id=7, video_token_id=8, audio_token_id=9
+        ),
+        model=SimpleNamespace(get_rope_index=lambda input_ids, **_: seen.append(input_ids.tolist())),
+    )
+    media_check._counting_media(model).model.get_rope_index(torch.tensor([[5, 7, 1, 6, 9, 6, 2, 5]]), attention_mask=None)
+    assert seen == [[[5, 7, 1, 6, 9, 0, 2, 0]]]
 
 
 def test_what_is_to_be_refused(monkeypatch):

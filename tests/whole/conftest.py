@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -106,6 +107,19 @@ def larger_model(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 conversations as JSONL."""
     return write_rows(tmp_path_factory.mktemp("data") / "chats.jsonl", conversations())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _unguarded() -> Iterator[None]:
+    """Let runs in this process do without the guard beside them, a sixth of a tiny run; ranks and commands have theirs."""
+    if "torch" not in sys.modules:  # nothing here has run yet, and some modules run nothing
+        yield
+        return
+    from forge_dist.ranks import _ranks
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_ranks, "under_guard", lambda *_, **__: nullcontext())
+        yield
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ import time
 from contextlib import contextmanager
 from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +23,6 @@ from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, AutoPro
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
 
@@ -124,6 +125,8 @@ class Stub:
 
     def expanded(self, ids: list[int], urls: Sequence[str]) -> tuple[list[int], dict[str, Any]]:
         """What the model's processor makes of a prompt with placeholders: its tokens, and a forward's further arguments."""
+        if urls[0].startswith("data:video/"):
+            return self.filmed(ids, urls)
         names = ("boi_token", "image_token", "audio_token")
         placeholder = next(found for name in names if (found := getattr(self.processor, name, None)))
         token = self.tokenizer.convert_tokens_to_ids(placeholder)
@@ -141,6 +144,26 @@ class Stub:
         }
         dropped = {"input_ids", "attention_mask", *of_tokens}
         return prompt, {name: value for name, value in made.items() if name not in dropped} | of_tokens
+
+    def filmed(self, ids: list[int], urls: Sequence[str]) -> tuple[list[int], dict[str, Any]]:
+        """The same of videos, of which transformers reads the files, and their model's processor chooses frames."""
+        placeholder = self.processor.video_token
+
+        def made(urls: Sequence[str]) -> dict[str, Any]:
+            with TemporaryDirectory() as folder:
+                files = [Path(folder) / f"{at}.mp4" for at in range(len(urls))]
+                for file, url in zip(files, urls, strict=True):
+                    file.write_bytes(base64.b64decode(url.removeprefix("data:video/mp4;base64,"), validate=True))
+                asked = [{"role": "user", "content": [{"type": "video", "video": str(file)} for file in files]}]
+                own = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
+                return dict(self.processor.apply_chat_template(asked, placeholder * len(urls), **own))
+
+        token = self.tokenizer.convert_tokens_to_ids(placeholder)
+        assert ids.count(token) == len(urls)
+        alone = iter([made([url])["input_ids"][0] for url in urls])
+        prompt = [int(each) for own in ids for each in (next(alone) if own == token else [own])]
+        arrays = {name: value for name, value in made(urls).items() if name not in ("input_ids", "attention_mask")}
+        return prompt, arrays | {"mm_token_type_ids": torch.tensor(self.processor.create_mm_token_type_ids([prompt]))}
 
     def decoded(self, url: str) -> Any:
         """An image, or samples at the processor's rate."""

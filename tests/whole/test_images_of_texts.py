@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForMultimodalLM, AutoProcessor
 from transformers.image_utils import load_image
 
@@ -97,7 +98,8 @@ def test_losses(run: Path, model: Path, data: Path) -> None:
         return made
 
     log = (run / "log.txt").read_text()
-    assert "images: several in a row" in log
+    # In transformers 5.23 PaliGemma's documents lie in padded lines.
+    assert ("images: several in a row" in log) is (_takes_suffix(processor) <= (transformers.__version__ >= "5.24"))
     assert ": loaded back, " in log
     plain = AutoModelForMultimodalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
     expected = oracle(run, plain, inputs=inputs)

@@ -177,7 +177,7 @@ def test_a_server_draws_no_token_of_an_image(kind: str, model: Path, asking: tup
     with served(kind, model, images=True) as (url, _):
         found = drawn(kind, url, asking, never=range(3, 512))
         assert {token for one in found for token in one.ids.tolist()} <= {0, 1, 2}
-        with pytest.raises(forge_algos.RolloutError, match=r"drew token \d+, which stands for a part of an image"):
+        with pytest.raises(forge_algos.RolloutError, match=r"drew token \d+, which stands for a part of media"):
             drawn(kind, url, asking, never=range(512))
 
 

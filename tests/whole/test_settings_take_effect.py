@@ -25,8 +25,6 @@ BASE: dict[str, Any] = {
     "max_tokens_per_gpu": 256,
     "learning_rate": 1e-2,
     "max_grad_norm": 1.0,
-    # A guard is a process beside the run, a sixth of what such a run costs; where one is tried is in ELSEWHERE.
-    "stall_timeout": 0,
 }
 LORA = {"adapter": "lora", "lora_r": 4}
 IA3 = {"adapter": "ia3", "target_modules": ("k_proj", "v_proj", "down_proj")}

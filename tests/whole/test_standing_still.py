@@ -192,6 +192,7 @@ def test_no_watch_where_it_is_switched_off(timeout: float, given: Any, tmp_path:
         return started[-1]
 
     monkeypatch.setattr(_under_guard, "_start", start)
+    monkeypatch.setattr("forge_dist.ranks._ranks.under_guard", _under_guard.under_guard)  # which tests do without
     forge.sft(**{**given, "num_epochs": None, "max_steps": 1}, ckpt_output_dir=tmp_path / "run", stall_timeout=timeout)
     assert len(started) == (timeout > 0)
     assert all(guard.returncode == 0 for guard in started)

@@ -298,7 +298,7 @@ def outcome(
     @cache
     def of(verb: str) -> Callable[[dict[str, Any]], str]:
         written = (folder / "forge_test_rewards.py").read_text()
-        given = {**settings_of(verb, model_dir, folder), "max_steps": 2, "max_grad_norm": 0.0, "stall_timeout": 0}
+        given = {**settings_of(verb, model_dir, folder), "max_steps": 2, "max_grad_norm": 0.0}
         # Held-out rows are measured twice, a quarter of an online run; a setting's effect shows in its steps.
         given |= {"validation_split": 0.0}
         (folder / "forge_test_rewards.py").write_text(written)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 import forge
@@ -24,9 +25,11 @@ from forge.talking import _transformers_server
 from forge.talking._requests import BadRequest, check_messages
 from forge.talking._served_generation import Asking
 from forge.tasks import _media
+from forge_algos import online
+from forge_data.media._read import uri_of
 
 from .. import films
-from . import modalities, pictures, test_images_online
+from . import modalities, pictures, test_images_online, test_images_served
 from .conftest import write_rows
 from .starts import weights
 from .three_steps import SETTINGS, assert_as_plain, figures
@@ -149,19 +152,50 @@ def test_a_model_that_takes_one_kind_at_once(given: dict[str, Any], tmp_path: Pa
     assert caught.value.exit_status == 2
 
 
-def test_a_server_is_given_no_videos(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts with videos are refused before it is asked."""
-    data = pictures.prompts(tmp_path, 4, kind="video")
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Prompts with a video file, with two, and with none."""
+    data = pictures.prompts(tmp_path, 6, kind="video")
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    for number, part in enumerate(part for row in rows for part in row["prompt"][0]["content"] if isinstance(part, dict)):
+        if part["type"] == "video":
+            part["video"] = films.film(tmp_path / f"{number}.mp4", 8 + number, rate=2 + number).name
+    write_rows(data, rows)
     (tmp_path / "picture_rewards.py").write_text(test_images_online.REWARDS)
     pictures.import_beside(data, "picture_rewards", monkeypatch)
-    more: dict[str, Any] = {
-        "sampler": "vllm",
-        "sampler_url": "http://127.0.0.1:1",
-        "reward": ("picture_rewards:letters",),
-        "effective_batch_size": 2,
-    }
-    with pytest.raises(forge.SettingsError, match="sampler=vllm and prompts with videos: servers are given no videos"):
-        forge.grpo(model_path=str(model), data_path=str(data), ckpt_output_dir=tmp_path / "run", **more)
+    return data
+
+
+def test_a_server_sees_the_videos(model: Path, asked: Path, tmp_path: Path) -> None:
+    """vLLM is given the files; its log-probabilities are plain transformers' of the frames that the model's files choose."""
+    stub = test_images_served.run("vllm", model, asked, tmp_path / "run", max_steps=1)
+    test_images_served.check_asked(stub)
+    rollout = online.Rollout.read(tmp_path / "run" / "rollouts" / "step_1.jsonl")
+    whole, drawn = test_images_served.expected(rollout, modalities.plain(model).eval(), model, asked)
+    torch.testing.assert_close(torch.as_tensor(rollout.sampler_logps), drawn.float(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.as_tensor(rollout.old_logps), whole.float(), atol=1e-5, rtol=0)
+
+
+def test_a_server_that_chooses_frames(model: Path, asked: Path, tmp_path: Path) -> None:
+    """Of SGLang prompts with videos are refused before it is asked; other tokens of vLLM's say how it is started."""
+    more = {"sampler": "sglang", "sampler_url": "http://127.0.0.1:1", "reward": ("picture_rewards:letters",)}
+    with pytest.raises(forge.SettingsError, match="sampler=sglang and prompts with videos: it is not known"):
+        forge.grpo(model_path=str(model), data_path=str(asked), ckpt_output_dir=tmp_path / "run", **more)
+    with pytest.raises(forge_algos.RolloutError, match=r"differ from token 4 on.*--media-io-kwargs .*num_frames"):
+        test_images_served.run("vllm", model, asked, tmp_path / "run", fault="other limits")
+
+
+def test_a_video_as_a_server_is_given_it(tmp_path: Path) -> None:
+    """A file as it is; of a list each frame as a PNG, which is read again to the same pixels."""
+    file, frames = films.film(tmp_path / "cat.mp4"), [tmp_path / each for each in films.frames(tmp_path, "asked", 2)]
+    of_frames = tuple(forge_data.Media("frame", path=str(each)) for each in frames)
+    made = forge_data.Media("v", path=str(file), kind="video"), forge_data.Media("v", kind="video", frames=of_frames)
+    one, several = (uri_of(each, "a row", 0) for each in made)
+    assert base64.b64decode(one.removeprefix("data:video/mp4;base64,")) == file.read_bytes()
+    encoded = several.removeprefix("data:video/jpeg;base64,").split(",")
+    for written, frame in zip(encoded, frames, strict=True):
+        pixels = [Image.open(each).convert("RGB").tobytes() for each in (io.BytesIO(base64.b64decode(written)), frame)]
+        assert pixels[0] == pixels[1]
 
 
 def test_videos_alone_train_the_tower(given: dict[str, Any], data: Path, tmp_path: Path) -> None:

@@ -203,16 +203,16 @@ def first_dropout(model: nn.Module) -> tuple[str, float] | None:
 
 
 def set_training(model: nn.Module) -> None:
-    """Set training mode, but leave batch norms of frozen weights in evaluation mode.
+    """Set training mode, but leave batch norms that have statistics in evaluation mode.
 
-    Training, they would take the statistics of a micro-batch for those that the frozen part is used with, and move the latter:
-    Granite Speech's frozen tower was exported with others.
+    Their weights train all the same. With the statistics of a micro-batch a sample's loss would depend on what lies beside it,
+    and on the ranks, each of which would move the saved ones its own way; and a frozen part would be exported with others
+    (Granite Speech's tower).
     """
     model.train()
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase):
-            weights = [*module.parameters(recurse=False)]
-            module.train(not weights or any(weight.requires_grad for weight in weights))
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            module.eval()
 
 
 @contextmanager

@@ -15,5 +15,8 @@ _BEGAN = time.time() - since_boot()
 
 
 def now() -> datetime.datetime:
-    """Return the time by the clock as it was when this process began: setting it moves nothing, so no duration is negative."""
+    """Return the time by the clock as it was when this process began.
+
+    A clock that is set meanwhile moves nothing, so that differences are durations.
+    """
     return datetime.datetime.fromtimestamp(_BEGAN + since_boot(), datetime.UTC)

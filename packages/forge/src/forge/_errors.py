@@ -85,7 +85,7 @@ class BackendError(ForgeError, RuntimeError):
 
 
 class RunExitError(ForgeError, RuntimeError):
-    """A function of the user's called `sys.exit()`, which would have been the status of a run that finished."""
+    """A function of the user's called `sys.exit()` or `sys.exit(0)`: the run did not finish."""
 
     exit_status: ClassVar[int] = 1
 

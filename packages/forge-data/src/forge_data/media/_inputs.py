@@ -44,7 +44,11 @@ class Unexpanded(NamedTuple):
     input_ids: "NDArray[np.int32]"
     """int32[S], with the processor's placeholder in the place of what stands for each medium."""
     media: list[str]
-    """Each as a `data:` URI: an image as PNG, upright and in RGB, audio as WAV of the samples that the processor is given."""
+    """Each as a `data:` URI.
+
+    An image is a PNG, upright and in RGB, audio a WAV of the samples that the processor is given, a video its file, and a list
+    of frames `data:video/jpeg;base64,` with a PNG for each and commas between them, as vLLM reads it.
+    """
     expanded: int
     """Tokens of the prompt, with those that stand for media."""
 

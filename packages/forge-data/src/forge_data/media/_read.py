@@ -139,11 +139,19 @@ def thumbnail(medium: Media) -> bytes | None:
 
 
 def uri_of(medium: Media, place: str, sampling_rate: int) -> str:
-    """Return what `read_image` or `read_audio` reads as a `data:` URI of PNG or WAV, lossless.
+    """Return a medium as a `data:` URI, without a loss.
+
+    What `read_image` reads is a PNG, what `read_audio` reads a WAV, and a video its file as it is. A list of frames is one of
+    PNGs with commas between them, as vLLM reads `video/jpeg`.
 
     Raises:
         DataError: as those.
     """
+    if medium.frames:
+        frames = [uri_of(each, place, sampling_rate).partition(",")[2] for each in medium.frames]
+        return f"data:video/jpeg;base64,{','.join(frames)}"
+    if medium.kind == "video":
+        return _uri("video/mp4", checked_bytes(medium, place)[0])
     if medium.kind == "audio":
         samples, _ = read_audio(medium, place, sampling_rate)
         return _uri("audio/wav", as_wav(place, medium.field, samples, sampling_rate))

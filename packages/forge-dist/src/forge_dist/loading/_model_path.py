@@ -45,10 +45,9 @@ _CONVERT_PICKLE = (
     "`AutoModelForCausalLM.from_pretrained(FOLDER, use_safetensors=False).save_pretrained(NEW_FOLDER)`"
 )
 _MERGE = (
-    "to go on from LoRA, give its base as model_path and it as adapter_path; or make a plain model of it first: "
-    "`forge export RUN --merge` (virtual tokens cannot be merged), or "
-    "by hand `PeftModel.from_pretrained(BASE_MODEL, FOLDER).merge_and_unload().save_pretrained(NEW_FOLDER)` and the base's "
-    "tokenizer beside it"
+    "make a plain model of it: `forge export RUN --merge` (virtual tokens cannot be merged), or by hand "
+    "`PeftModel.from_pretrained(BASE_MODEL, FOLDER).merge_and_unload().save_pretrained(NEW_FOLDER)` and the base's tokenizer "
+    "beside it. To train a LoRA adapter further, give its base as model_path and it as adapter_path"
 )
 
 

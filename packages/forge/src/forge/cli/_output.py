@@ -1,4 +1,4 @@
-"""Standard streams of a command → ones that are open, and an output that takes any text, whatever its encoding."""
+"""Standard streams of a command → ones that are open, and an output that takes any text."""
 
 from __future__ import annotations
 

@@ -294,7 +294,9 @@ def _check_media(
     strategy: forge_dist.Strategy,
     media: Sequence[forge_algos.MediaDocument],
 ) -> forge_algos.PackedBatchError | None:
-    """Try a model on a document of each kind of media; return why an attention of our own does not compute them.
+    """Try a model on a document of each kind of media, and an attention of our own on the first.
+
+    Returns why this attention does not compute it, or None.
 
     Raises:
         forge_algos.PackedBatchError: it does not see them.

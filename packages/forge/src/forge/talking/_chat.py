@@ -128,7 +128,9 @@ _COMMAND = re.compile(r"/\w*")
 
 
 def _file(typed: str, command: str) -> str:
-    """Return the file that a command names; a terminal into which one is dragged quotes its blanks.
+    """Return the file that a command names.
+
+    A terminal into which one is dragged quotes its blanks.
 
     Raises:
         SettingsError: it names none.

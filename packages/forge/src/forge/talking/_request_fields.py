@@ -1,4 +1,4 @@
-"""Fields of a request to the server → how its answer is drawn, or an error for what would not be.
+"""Fields of a request → how its answer is drawn, or an error for what has no effect.
 
 transformers' server passes over what it does not know how to do (several answers, log-probabilities, a format), draws without
 chance whatever the temperature where the model's own settings say so, and answers status 500 to numbers out of range.

@@ -1,4 +1,7 @@
-"""Answers of transformers' server → those of OpenAI's interface: without stop strings, and a stream that says its end."""
+"""Answers of transformers' server → those of OpenAI's interface.
+
+They end before stop strings, and a stream says its end.
+"""
 
 from __future__ import annotations
 

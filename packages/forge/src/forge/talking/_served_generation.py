@@ -109,7 +109,7 @@ def end_at_once() -> None:
 
 
 def _seeded(submit: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a `submit` whose work has the seed of the request, and is not begun once its client has gone."""
+    """Return a `submit` whose work has the request's seed, and begins where its client waits."""
 
     def submitting(self: Any, work: Callable[..., Any], *given: Any, **more: Any) -> Any:
         asking = Asking.now()

@@ -1,4 +1,4 @@
-"""Program that `forge serve` starts: transformers' server, with OpenAI's errors and what its fields ask for."""
+"""Program that `forge serve` starts: transformers' server, as OpenAI's interface is."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _inputs_of(processor: Any) -> forge_data.MediaInputs:
 
 
 def as_trained(model: Any, processor: Any) -> Any:
-    """Return a processor that reads a request's conversation as training and `forge generate` read it.
+    """Return a processor that reads a request's conversation as training reads it.
 
     transformers' server chooses 32 frames of a video, whatever the model's own files say, and hears its sound; and it gives a
     chat template a list of parts where training gave it a text. A processor that training does not know reads it all the same.

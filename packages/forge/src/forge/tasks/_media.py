@@ -110,10 +110,10 @@ def check_prompt_media(s: Any, *stores: Any) -> None:
     check_media_texts(s, *stores)
     own = s.objective
     if getattr(own, "sampler", "transformers") != "transformers":
-        if any("video" in store.media_kinds for store in stores if store is not None):
+        if own.sampler == "sglang" and any("video" in store.media_kinds for store in stores if store is not None):
             raise SettingsError(
-                f"sampler={own.sampler} and prompts with {media_names(*stores)}: servers are given no videos here. Leave "
-                "sampler out, so that the trained model itself samples."
+                f"sampler=sglang and prompts with {media_names(*stores)}: it is not known here how SGLang takes frames that "
+                "the model's processor chooses. Take sampler=vllm, or leave sampler out."
             )
         if s.parts.beside:
             _check_served_parts(s)

@@ -150,7 +150,7 @@ class Task(ABC):
             try:
                 forge_dist.check_model_path(path)
             except forge_dist.ModelError as error:
-                raise forge_dist.ModelError(str(error).replace("model_path", name)) from None
+                raise forge_dist.ModelError(str(error).replace("model_path", name, 1)) from None
 
     def row_kind(self, s: Any) -> dict[str, Any]:
         """Return the argument by which `forge_data.check_first_row` knows what rows are read."""

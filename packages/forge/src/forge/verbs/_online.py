@@ -86,7 +86,7 @@ class OnlineTask(PromptTask):
             try:
                 forge_dist.check_model(path, task="reward")
             except forge_dist.ModelError as error:
-                raise forge_dist.ModelError(str(error).replace("model_path", name)) from None
+                raise forge_dist.ModelError(str(error).replace("model_path", name, 1)) from None
 
     def other_models(self, s: Any) -> dict[str, str]:
         """Return the path of the reward model, where there is one."""

@@ -185,7 +185,7 @@ def _call(reward: Reward, inputs: RewardInputs, timeout: float | None = None) ->
     try:
         given = _values(reward, asked, timeout, where)
         # The keys of a dict and the order of a set are no values of completions.
-        values = None if given is None or isinstance(given, Mapping | set | frozenset) else list(given)
+        values = None if given is None or isinstance(given, (dict, set, frozenset)) else list(given)
     except _TimeoutError:
         raise
     except Exception as error:  # whatever a user's function may raise

@@ -19,7 +19,7 @@ _MOST_SEEDS = 2**31 - 1
 
 
 class Unexpanded(Protocol):
-    """A prompt with images or audio as a server is given it, such as a `forge_data.Unexpanded`."""
+    """A prompt with media as a server is given it, such as a `forge_data.Unexpanded`."""
 
     @property
     def input_ids(self) -> NDArray[Any]:
@@ -28,7 +28,7 @@ class Unexpanded(Protocol):
 
     @property
     def media(self) -> Sequence[str]:
-        """Each as a `data:` URI, `data:image/...` or `data:audio/...`."""
+        """Each as a `data:` URI, `data:image/...`, `data:video/...` or `data:audio/...`."""
         ...
 
     @property

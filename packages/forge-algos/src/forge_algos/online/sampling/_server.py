@@ -32,6 +32,12 @@ _WHOLE = {
 _NEVER = -100.0
 """What is added to the logits of tokens that are not to be drawn: the least that vLLM takes."""
 
+_FRAMES = (
+    """, and all frames of a video (vLLM: --media-io-kwargs '{"video": {"num_frames": -1}}'; a list of frames with """
+    '"sample_fps": 1)'
+)
+"""What a server is to be started with, so that the model's processor chooses frames there too."""
+
 _RESETS, _BETWEEN_RESETS = 5, 0.5
 """Attempts to reset vLLM's cache of prompts, and the seconds between them."""
 
@@ -58,7 +64,7 @@ class Draws:
     unexpanded: list[int] = attrs.field(factory=list)
     """The prompt with placeholders for media, which the server's own processor is to expand; [] without any."""
     media: list[str] = attrs.field(factory=list)
-    """`data:` URIs of the prompt's images and clips, in order."""
+    """`data:` URIs of the prompt's images, videos and clips, in order."""
     never: tuple[int, ...] = ()
     """Tokens that are not to be drawn: those that stand for parts of media."""
 
@@ -204,19 +210,20 @@ class Server(ABC):
         """Raise RolloutError where the server read other tokens than those of a prompt with media."""
         if theirs is None:
             raise RolloutError(
-                f"{self.name} at {self.url} does not say which tokens it read of a prompt with images or audio "
+                f"{self.name} at {self.url} does not say which tokens it read of a prompt with media "
                 "(prompt_token_ids), so that they cannot be compared: look at the server's version"
             )
         read, ours = [*theirs], draws.prompt
         if read == ours:
             return
         first = [at for at, pair in enumerate(zip(read, ours, strict=False)) if pair[0] != pair[1]]
+        frames = _FRAMES if "video" in map(kind_of, draws.media) else ""
         begin = [*first, min(len(read), len(ours))][0]
         raise RolloutError(
-            f"{self.name} at {self.url} read {len(read):,} tokens of a prompt with images or audio, where the run's processor "
+            f"{self.name} at {self.url} read {len(read):,} tokens of a prompt with media, where the run's processor "
             f"makes {len(ours):,}, and they differ from token {begin} on. Serve the directory of model_path, with its "
-            "processor's files and no other limits of pixels; where this server expands media of the model otherwise, take "
-            "sampler=transformers"
+            f"processor's files and no other limits of pixels{frames}; where this server "
+            "expands media of the model otherwise, take sampler=transformers"
         )
 
     def checked(self, draws: Draws, ids: Any, logps: Any, reason: Any) -> Drawn:
@@ -229,7 +236,7 @@ class Server(ABC):
             )
         if drawn := {*tokens.tolist()}.intersection(draws.never):
             raise RolloutError(
-                f"{self.name} at {self.url} drew token {min(drawn)}, which stands for a part of an image or a clip, and whose "
+                f"{self.name} at {self.url} drew token {min(drawn)}, which stands for a part of media, and whose "
                 "logit it was told to lower (logit_bias): look at the server's version"
             )
         finished = bool(tokens[-1] in draws.end_ids)
@@ -432,7 +439,7 @@ SERVERS: dict[str, type[Server]] = {"vllm": VLLM, "sglang": SGLang}
 
 
 def kind_of(uri: str) -> str:
-    """Return what a `data:` URI holds: image or audio."""
+    """Return what a `data:` URI holds: image, video or audio."""
     return uri.removeprefix("data:").partition("/")[0]
 
 
