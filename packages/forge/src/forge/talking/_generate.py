@@ -66,7 +66,7 @@ def generate(
 
 
 def check_text(prompt: str, system: str | None, *, alone: bool = True) -> None:
-    """Raise SettingsError for a prompt that is not UTF-8, or is empty and has no media beside it."""
+    """Raise SettingsError for a prompt that is not UTF-8, or empty with no media beside it."""
     if alone and not prompt.strip():
         raise SettingsError("the prompt is empty: give a text.")
     try:
