@@ -37,8 +37,8 @@ def test_what_is_left_to_set(verb: str, more: dict[str, Any], offered: str, tmp_
 def test_an_exit_is_an_error_before_the_ranks_part(tmp_path: Path) -> None:
     """A rank that ends by `sys.exit(0)` would part as one that has finished, and wait for the others, who wait for it."""
     ranks: Any = SimpleNamespace(is_first=False)
-    with pytest.raises(RunExitError, match=r"sys\.exit\(0\) at .*test_explained\.py:\d+, and is not finished") as caught:
-        with explained(None, NoDirectory(tmp_path), ranks):
-            sys.exit(0)
+    said = r"sys\.exit\(0\) at .*test_explained\.py:\d+, and is not finished"
+    with pytest.raises(RunExitError, match=said) as caught, explained(None, NoDirectory(tmp_path), ranks):
+        sys.exit(0)
     told = ranks.explain(caught.value.__cause__)
     assert (type(told), str(told)) == (RunExitError, str(caught.value))  # the other ranks say the same

@@ -23,8 +23,8 @@ def as_error(error: SystemExit) -> RunExitError:
     at = traceback.extract_tb(error.__traceback__)[-1]
     code = "" if error.code is None else repr(error.code)
     raised = RunExitError(
-        f"the run was ended by sys.exit({code}) at {at.filename}:{at.lineno}, and is not finished. Raise an error there, or take "
-        "it out."
+        f"the run was ended by sys.exit({code}) at {at.filename}:{at.lineno}, and is not finished. Raise an error there, or "
+        "take it out."
     )
     if isinstance(error.code, int) and 0 < error.code < 256 and error.code != PreemptedError.exit_status:
         raised.__dict__["exit_status"] = error.code
