@@ -129,6 +129,11 @@ def test_what_is_lost_is_listed(more: dict[str, Any], key: str) -> None:
 @pytest.mark.parametrize(
     ("more", "verb", "settings"),
     [
+        (
+            {"loss": {"_component_": "a.DPOLoss"}, "ref_checkpointer": {"checkpoint_dir": "r"}},
+            "dpo",
+            {"reference_path": "r"},
+        ),
         ({"dataset": {"_component_": "torchtune.datasets.hh_rlhf_helpful_dataset"}}, "dpo", {}),
         ({"loss": {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": 0.2, "label_smoothing": 0}}, "dpo", {"beta": 0.2}),
         (

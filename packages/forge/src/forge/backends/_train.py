@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import forge
 from forge._dry_run import DryRun
+from forge._error_chain import exits_as_errors
 from forge._errors import SettingsError
-from forge._exits import exits_as_errors
 from forge.backends._names import get
 from forge.backends._request import Request, params_of
 from forge.run._rows import Rows, take_rows
@@ -86,6 +86,7 @@ def dry_run(
     task = _task_of(verb)
     layers = [(f"recipe {recipe}", read_recipe(recipe, task.name))] if recipe is not None else []
     accelerate_config = settings.pop("accelerate_config", None)
+    Callbacks(cast("Any", settings.pop("callbacks", ())))  # which are checked, and called by nothing here
     settings, rows = take_rows(settings)
     s = resolve(task.settings, *with_accelerate(accelerate_config, *layers, ("argument", settings)))
     return rehearse(task, s, rows, target=machine, cluster=cluster)

@@ -14,9 +14,8 @@ from typing import Any
 
 import forge_accel
 import forge_dist
-from forge._error_chain import error_chain
+from forge._error_chain import as_error, error_chain
 from forge._errors import OutOfMemoryError
-from forge._exits import as_error
 from forge.memory._memory_plan import size
 from forge.run._memory import FILE
 from forge.run._run_directory import NoDirectory, RunDirectory, name_for_good

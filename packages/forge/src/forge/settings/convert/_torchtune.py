@@ -113,8 +113,8 @@ _LOSSES_OF_PAIRS = ("DPOLoss", "RSOLoss", "SimPOLoss")
 _PAIRS = ("preference_dataset", "stack_exchange_paired_dataset", "hh_rlhf_helpful_dataset")
 """Builders whose rows have a chosen and a rejected answer."""
 _READ_OF = {
-    "tokenizer": "path max_seq_len merges_file special_tokens_path",
-    "checkpointer": "checkpoint_dir checkpoint_files output_dir model_type recipe_checkpoint safe_serialization",
+    "tokenizer": "path max_seq_len merges_file vocab_path merges_path special_tokens_path",
+    "checkpointer": "checkpoint_dir checkpoint_files output_dir model_type recipe_checkpoint keep_last_n_checkpoints",
     "model": """lora_rank lora_alpha lora_dropout lora_attn_modules apply_lora_to_mlp apply_lora_to_output quantize_base
         use_dora""",
     "optimizer": "lr betas eps weight_decay fused foreach",
@@ -130,10 +130,15 @@ _AS_ANYWAY: dict[str, tuple[object, ...]] = {
     "num_cycles": (0.5,),
 }
 """Key of a section → values that ask for what forge does anyway."""
+_PARTS = "freeze_vision_tower, freeze_multi_modal_projector and freeze_language_model say which parts train"
 _INSTEAD = {
     "prompt_template": "rows carry their prompt: make it with preprocess, or choose chat_template",
     "conversation_column": "name it in rename_columns: {THEIRS: messages}",
     "column": "name it in rename_columns: {THEIRS: text}",
+    **dict.fromkeys(("encoder_trainable", "fusion_trainable", "decoder_trainable"), _PARTS),
+    **dict.fromkeys(
+        ("image_size", "max_num_tiles"), "the model's own processor is taken, whose files say how large images are"
+    ),
     "filter_fn": "preprocess leaves out a row for which it returns None",
 }
 """Key of a section → what there is instead."""
@@ -158,7 +163,7 @@ def _unread(parts: Mapping[str, Mapping[str, Any]], values: Mapping[str, Any], l
 
 
 _READ = """batch_size gradient_accumulation_steps max_steps_per_epoch clip_grad_norm compile dtype tensor_parallel_plan
-    data_parallel_shard_dim data_parallel_replicate_dim teacher_model teacher_checkpointer""".split()
+    data_parallel_shard_dim data_parallel_replicate_dim ref_checkpointer teacher_model teacher_checkpointer""".split()
 
 
 def _filled(value: Any, values: Mapping[str, Any]) -> Any:
@@ -304,6 +309,8 @@ def _rest(parts: Mapping[str, Mapping[str, Any]], values: Mapping[str, Any], fou
     found["trackers"] = [tracker] if tracker else None
     found["wandb_project"] = logger.get("project") if tracker == "wandb" else None
     teacher = values.get("teacher_checkpointer")
+    reference = values.get("ref_checkpointer")
+    found["reference_path"] = reference.get("checkpoint_dir") if isinstance(reference, Mapping) else None
     found["teacher_path"] = teacher.get("checkpoint_dir") if isinstance(teacher, Mapping) else None
     packed = [entry for entry in _entries(values.get("dataset")) if entry.get("packed")]
     if packed:
