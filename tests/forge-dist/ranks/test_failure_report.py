@@ -84,7 +84,7 @@ class OfAFamily(AFamily):
         (TwoArguments(1, 2), WorkerError, "rank 1 on here ended: TwoArguments: 1 2"),
         (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), WorkerError, "UnicodeDecodeError"),
         (KeyboardInterrupt(), WorkerError, "KeyboardInterrupt"),
-        (SystemExit(3), WorkerError, "left with exit status 3"),
+        (SystemExit(3), WorkerError, "left with exit status 3, by sys.exit(3)"),
         (OwnStatus("x"), WorkerError, "rank 1 on here ended: OwnStatus: x"),
         (AFamily("x"), AFamily, "x (rank 1 on here)"),
         (OfAFamily("x"), OfAFamily, "x (rank 1 on here)"),

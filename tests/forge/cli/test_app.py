@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import cyclopts
 import pytest
 
 import forge
@@ -242,30 +244,27 @@ def test_an_exception_makes_no_exit_status_of_success(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "said"),
-    [
-        (
-            None,
-            1,
-            r"forge: the run was ended by sys\.exit\(\) at .*test_app\.py:\d+, and is not finished\. Raise an error there",
-        ),
-        (0, 1, r"forge: the run was ended by sys\.exit\(0\) at .*, and is not finished"),
-        (3, 3, r"forge: ended by sys\.exit\(3\) at .*test_app\.py:\d+\.$"),
-    ],
+    ("code", "status", "shown"), [(None, 1, ""), (0, 1, "0"), (3, 3, "3"), (75, 1, "75"), ("no", 1, "'no'")]
 )
 def test_what_ends_the_process_is_said(
-    code: int | None, status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    code: Any, status: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A reward function that calls `sys.exit()` makes no run that looks finished."""
+    """A reward function that calls `sys.exit()` makes no run that looks finished, nor one whose state is saved."""
     monkeypatch.setattr(_run, "run", lambda *_: sys.exit(code))
-    words = ["sft", "--model-path", "m", "--data-path", "d", "--ckpt-output-dir", "o"]
-    if code:
-        with pytest.raises(SystemExit) as ended:
-            _cli.main(words)
-        assert ended.value.code == status
-    else:
-        assert _cli.main(words) == status
+    assert _cli.main(["sft", "--model-path", "m", "--data-path", "d", "--ckpt-output-dir", "o"]) == status
+    said = (
+        rf"forge: the run was ended by sys\.exit\({shown}\) at .*test_app\.py:\d+, and is not finished\. Raise an error there"
+    )
     assert re.match(said, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, 1), (3, 3), ("no", 1)])
+def test_a_command_that_is_ended_has_not_finished(code: object, status: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """A preprocessing that calls `sys.exit(0)` ended `forge data lint` with status 0."""
+    app = cyclopts.App()
+    app.default(lambda: sys.exit(code))  # type: ignore[arg-type]
+    assert _cli.main([], lambda *_: app) == status
+    assert re.match(rf"forge: ended by sys\.exit\({code!r}\) at .*test_app\.py:\d+\.$", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(("rank", "printed"), [(None, "forge: terminated.\n"), ("0", "forge: terminated.\n"), ("1", "")])

@@ -114,6 +114,17 @@ def test_is_carried_over(more: dict[str, Any], settings: dict[str, Any]) -> None
         ({"lr_scheduler": {"_component_": "mine.steps"}}, "lr_scheduler"),
         ({"model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"}}, "dtype"),
         ({"model": {"_component_": "a.lora_b", "apply_lora_to_output": True}}, "model.apply_lora_to_output"),
+        ({"dataset": {"source": "a", "conversation_column": "dialogue"}}, "dataset.conversation_column"),
+        ({"dataset": {"source": "a", "filter_fn": "b.c"}}, "dataset.filter_fn"),
+        ({"dataset": {"source": "json", "data_files": "b", "split": "train[:5%]"}}, "dataset.split"),
+        ({"tokenizer": {"path": "t", "prompt_template": "a.B"}}, "tokenizer.prompt_template"),
+        ({"checkpointer": {"checkpoint_dir": "a", "adapter_checkpoint": "b"}}, "checkpointer.adapter_checkpoint"),
+        ({"model": {"_component_": "a.lora_b", "attn_dropout": 0.1}}, "model.attn_dropout"),
+        ({"optimizer": {"_component_": "torch.optim.AdamW", "amsgrad": True}}, "optimizer.amsgrad"),
+        ({"lr_scheduler": {"_component_": "a.get_cosine_schedule_with_warmup", "num_cycles": 3}}, "lr_scheduler.num_cycles"),
+        ({"loss": {"_component_": "torchtune.rlhf.loss.RSOLoss"}}, "loss"),
+        ({"dtype": "fp16"}, "dtype"),
+        ({"batch_size": "${nothing}"}, "batch_size"),
         ({"moon": 3}, "moon"),
         ({"epochs": "many"}, "num_epochs"),
     ],
@@ -126,6 +137,12 @@ def test_what_is_lost_is_listed(more: dict[str, Any], key: str) -> None:
 @pytest.mark.parametrize(
     ("more", "verb", "settings"),
     [
+        (
+            {"loss": {"_component_": "a.DPOLoss"}, "ref_checkpointer": {"checkpoint_dir": "r"}},
+            "dpo",
+            {"reference_path": "r"},
+        ),
+        ({"dataset": {"_component_": "torchtune.datasets.hh_rlhf_helpful_dataset"}}, "dpo", {}),
         ({"loss": {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": 0.2, "label_smoothing": 0}}, "dpo", {"beta": 0.2}),
         (
             {"teacher_model": {"_component_": "a.b"}, "teacher_checkpointer": {"checkpoint_dir": "t"}},

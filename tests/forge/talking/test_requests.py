@@ -45,6 +45,7 @@ def test_what_can_be_read_passes(png: str) -> None:
     ("messages", "said"),
     [
         (None, "messages: nothing came"),
+        ([], "messages: nothing came"),
         ("hi", "messages: a str came"),
         ([{"content": "hi"}], "messages[0]: a dict came"),
         ([{"role": "user", "content": 5}], "messages[0].content: a int came"),

@@ -11,7 +11,7 @@
     ├── RunWriteError (OSError)          a file of a run that had begun cannot be written: exit status 1
     ├── StorageError (OSError)           checkpoint_storage does not answer, or has not got the whole run: exit status 1
     ├── BackendError (RuntimeError)      another trainer's loop failed, or left no model: exit status 1
-    ├── RunExitError (RuntimeError)      a function of the user's ended the process with status 0: exit status 1
+    ├── RunExitError (RuntimeError)      a function of the user's called sys.exit(): its status, or 1 for 0
     ├── TrackingError (RuntimeError)     a tracker has not got the whole record: exit status 1
     └── PreemptedError (RuntimeError)    a signal asked the run to stop, and its state is saved: exit status 75
 

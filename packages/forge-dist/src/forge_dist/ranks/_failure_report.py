@@ -111,7 +111,7 @@ def failure_report(error: BaseException, *, rank: int | None = None, host: str |
     return {
         "module": type(error).__module__,
         "class": type(error).__qualname__,
-        "text": str(error),
+        "text": _exit_of(error) if isinstance(error, SystemExit) else str(error),
         "traceback": "".join(traceback.format_exception(error)),
         "exit_status": status if isinstance(status, int) else None,
         "rank": int(os.environ.get("RANK", "0")) if rank is None else rank,
@@ -120,6 +120,13 @@ def failure_report(error: BaseException, *, rank: int | None = None, host: str |
         "consequence": follows_from_peer(error),
         **({} if cause is None else {"cause": cause}),
     }
+
+
+def _exit_of(error: SystemExit) -> str:
+    """Say what ended a process, and where that stands."""
+    made = f"sys.exit({'' if error.code is None else repr(error.code)})"
+    trace = traceback.extract_tb(error.__traceback__)
+    return f"{made} at {trace[-1].filename}:{trace[-1].lineno}" if trace else made
 
 
 def follows_from_peer(error: BaseException) -> bool:
@@ -185,7 +192,7 @@ def rebuild_exception(report: Mapping[str, Any], families: Sequence[type[Excepti
         status = None
     if error is None:
         if report["class"] == "SystemExit":
-            error = WorkerError(f"{where} left with exit status {status or 1}")
+            error = WorkerError(f"{where} left with exit status {status or 1}, by {report['text']}")
         else:
             error = WorkerError(f"{where} ended: {report['class']}: {report['text']}")
     if status is not None and status != getattr(error, "exit_status", None):

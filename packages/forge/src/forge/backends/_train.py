@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import forge
 from forge._dry_run import DryRun
-from forge._errors import RunExitError, SettingsError
+from forge._error_chain import exits_as_errors
+from forge._errors import SettingsError
 from forge.backends._names import get
 from forge.backends._request import Request, params_of
 from forge.run._rows import Rows, take_rows
@@ -30,16 +30,8 @@ def train(task: Task, s: Any, rows: Rows | None = None, callbacks: Callbacks | N
 
     request = Request(task, s, rows or {}, callbacks or Callbacks())
     if s.backend.backend == FORGE:
-        try:
+        with exits_as_errors():
             return run(*request)
-        except SystemExit as error:
-            if error.code:
-                raise
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            raise RunExitError(
-                f"the run was ended by sys.exit({'' if error.code is None else error.code}) at {at.filename}:{at.lineno}, and "
-                "is not finished. Raise an error there, or take it out."
-            ) from error
     result = get(s.backend.backend).execute_training(params_of(request))
     directory = getattr(result, "model_dir", None)  # a backend of another package may return what it likes
     if directory is not None and os.environ.get("RANK", "0") == "0":
@@ -58,7 +50,8 @@ def rehearse(task: Task, s: Any, rows: Rows | None = None, *, target: str | None
     """Say what the run would do, as the backend knows it; nothing is left behind."""
 
     def rehearsed() -> DryRun:
-        said = get(s.backend.backend).rehearse(params_of(Request(task, s, rows or {}, Callbacks())), target=target)
+        with exits_as_errors():
+            said = get(s.backend.backend).rehearse(params_of(Request(task, s, rows or {}, Callbacks())), target=target)
         return said if isinstance(said, DryRun) else DryRun(said)
 
     if not cluster:
@@ -93,6 +86,7 @@ def dry_run(
     task = _task_of(verb)
     layers = [(f"recipe {recipe}", read_recipe(recipe, task.name))] if recipe is not None else []
     accelerate_config = settings.pop("accelerate_config", None)
+    Callbacks(cast("Any", settings.pop("callbacks", ())))  # which are checked, and called by nothing here
     settings, rows = take_rows(settings)
     s = resolve(task.settings, *with_accelerate(accelerate_config, *layers, ("argument", settings)))
     return rehearse(task, s, rows, target=machine, cluster=cluster)

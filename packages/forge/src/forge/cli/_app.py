@@ -110,8 +110,8 @@ def _status(words: list[str], make: Callable[[str | None, Sequence[str]], cyclop
         # rich ends the process with 1 where nobody reads what it prints (a page of help); it has dropped the rest itself.
         if not isinstance(error.__context__, BrokenPipeError):
             at = traceback.extract_tb(error.__traceback__)[-1]
-            _print_error(f"ended by sys.exit({error.code!r}) at {at.filename}:{at.lineno}.", 1, debug=debug)
-            raise
+            status = error.code if isinstance(error.code, int) and error.code else 1  # it has not finished
+            return _print_error(f"ended by sys.exit({error.code!r}) at {at.filename}:{at.lineno}.", status, debug=debug)
         return _OUTPUT_CLOSED
     except Exception as error:  # noqa: BLE001 - the last place that can turn an exception into a message
         if isinstance(error, BrokenPipeError) and _output_closed():

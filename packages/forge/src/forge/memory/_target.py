@@ -61,7 +61,7 @@ class Target:
         (8, 25232932864)
 
         """
-        found = _WORDS.fullmatch(words.strip())
+        found = _WORDS.fullmatch(words.strip()) if isinstance(words, str) else None
         if found is None or float(found[3]) <= 0.5 or (found[1] is not None and int(found[1]) == 0):
             raise SettingsError(
                 f"machine={words!r}: give the number of devices, a name and the memory of each, such as 8xH100-80GB, or 24GB."

@@ -14,7 +14,7 @@ from typing import Any
 
 import forge_accel
 import forge_dist
-from forge._error_chain import error_chain
+from forge._error_chain import as_error, error_chain
 from forge._errors import OutOfMemoryError
 from forge.memory._memory_plan import size
 from forge.run._memory import FILE
@@ -55,13 +55,16 @@ def explained(s: Any, out: RunDirectory | NoDirectory, ranks: forge_dist.Ranks) 
         return out_of_memory(error, s, out.path) or no_room(error, out.path, begun=begun) or error
 
     def told(error: BaseException) -> BaseException:
-        found = answer(error) if isinstance(error, Exception) else error
+        found = answer(error) if isinstance(error, Exception) else as_error(error) if isinstance(error, SystemExit) else error
         name_for_good(found, out.path)
         return found
 
     ranks.explain = told
     try:
         yield
+    except SystemExit as error:
+        # A rank that ends with status 0 looks finished, and waits for the others, who wait for it.
+        raise as_error(error) from error
     except Exception as error:
         if (found := answer(error)) is error:
             raise

@@ -216,4 +216,4 @@ def _short(url: str) -> str:
 
 def _said(value: Any) -> str:
     """Say what came instead."""
-    return "nothing came" if value is None else f"a {type(value).__name__} came: {_short(str(value))}"
+    return "nothing came" if value is None or value == [] else f"a {type(value).__name__} came: {_short(str(value))}"

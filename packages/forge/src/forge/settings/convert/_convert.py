@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -80,6 +81,7 @@ def read_foreign(text: str, name: str) -> dict[str, Any]:
     """Read a configuration as a flat mapping. Raises RecipeError where it is none."""
     try:
         found = yaml.safe_load(text)
+        json.dumps(found, default=str, skipkeys=True)  # ValueError where an anchor holds itself
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RecipeError(f"{fault_of(error, text, name)}.") from error
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):

@@ -81,7 +81,8 @@ def torchtune(
         section = values.get(name)
         parts[name] = section if isinstance(section, Mapping) else {}
     loss = _component(parts["loss"])
-    verb = verb or ("dpo" if "DPO" in loss else "distill" if "teacher_model" in values else "sft")
+    of_pairs = loss in _LOSSES_OF_PAIRS or _component(parts["dataset"]) in _PAIRS
+    verb = verb or ("dpo" if of_pairs else "distill" if "teacher_model" in values else "sft")
     found: dict[str, object] = {}
     lost: list[str] = []
     comments: dict[str, str] = {}
@@ -96,6 +97,7 @@ def torchtune(
     _steps(values, found, lost)
     _optimizer(parts, values, found, lost, comments)
     _rest(parts, values, found, lost)
+    _unread(parts, values, lost)
     if verb == "dpo":
         found |= {"beta": parts["loss"].get("beta"), "label_smoothing": parts["loss"].get("label_smoothing") or None}
     known = {*_PLAIN, *_SECTIONS, *_READ}
@@ -107,8 +109,61 @@ def torchtune(
     return verb, _checked(found, settings_of(verb), lost), lost, comments
 
 
+_LOSSES_OF_PAIRS = ("DPOLoss", "RSOLoss", "SimPOLoss")
+_PAIRS = ("preference_dataset", "stack_exchange_paired_dataset", "hh_rlhf_helpful_dataset")
+"""Builders whose rows have a chosen and a rejected answer."""
+_READ_OF = {
+    "tokenizer": "path max_seq_len merges_file vocab_path merges_path special_tokens_path",
+    "checkpointer": "checkpoint_dir checkpoint_files output_dir model_type recipe_checkpoint keep_last_n_checkpoints",
+    "model": """lora_rank lora_alpha lora_dropout lora_attn_modules apply_lora_to_mlp apply_lora_to_output quantize_base
+        use_dora""",
+    "optimizer": "lr betas eps weight_decay fused foreach",
+    "lr_scheduler": "num_warmup_steps num_training_steps",
+    "loss": "beta label_smoothing ignore_index num_output_chunks",
+    "dataset": """source data_files split name subset train_on_input column_map new_system_prompt prompt_template packed
+        split_across_pack conversation_style""",
+}
+"""Section → its keys that are read, or that change no number here."""
+_AS_ANYWAY: dict[str, tuple[object, ...]] = {
+    "conversation_column": ("conversations", "messages"),
+    "column": ("text",),
+    "num_cycles": (0.5,),
+}
+"""Key of a section → values that ask for what forge does anyway."""
+_PARTS = "freeze_vision_tower, freeze_multi_modal_projector and freeze_language_model say which parts train"
+_INSTEAD = {
+    "prompt_template": "rows carry their prompt: make it with preprocess, or choose chat_template",
+    "conversation_column": "name it in rename_columns: {THEIRS: messages}",
+    "column": "name it in rename_columns: {THEIRS: text}",
+    **dict.fromkeys(("encoder_trainable", "fusion_trainable", "decoder_trainable"), _PARTS),
+    **dict.fromkeys(
+        ("image_size", "max_num_tiles"), "the model's own processor is taken, whose files say how large images are"
+    ),
+    "filter_fn": "preprocess leaves out a row for which it returns None",
+}
+"""Key of a section → what there is instead."""
+
+
+def _unread(parts: Mapping[str, Mapping[str, Any]], values: Mapping[str, Any], lost: list[str]) -> None:
+    """List what of the sections nothing here reads."""
+    sections = [(name, parts[name]) for name in _READ_OF if name != "dataset"]
+    for name, section in [*sections, *(("dataset", entry) for entry in _entries(values.get("dataset")))]:
+        lost += [
+            f"{name}.{key}: {value!r}: {_INSTEAD.get(key, 'forge has nothing of the kind')}"
+            for key, value in section.items()
+            if key not in ("_component_", *_READ_OF[name].split())
+            and value not in (None, False, [], {}, *_AS_ANYWAY.get(key, ()))
+        ]
+        if name == "dataset" and section.get("data_files") is not None and section.get("split") not in (None, "train"):
+            lost.append(f"dataset.split: {section['split']!r}: a file is read whole: shorten it, or set max_samples")
+    if (loss := _component(parts["loss"])) in _LOSSES_OF_PAIRS[1:]:
+        lost.append(f"loss: {loss}: choose loss_type, or forge simpo")
+    if values.get("dtype") not in (None, "bf16", "fp32"):
+        lost.append(f"dtype: {values['dtype']!r}: choose dtype, bfloat16 or float32")
+
+
 _READ = """batch_size gradient_accumulation_steps max_steps_per_epoch clip_grad_norm compile dtype tensor_parallel_plan
-    data_parallel_shard_dim data_parallel_replicate_dim teacher_model teacher_checkpointer""".split()
+    data_parallel_shard_dim data_parallel_replicate_dim ref_checkpointer teacher_model teacher_checkpointer""".split()
 
 
 def _filled(value: Any, values: Mapping[str, Any]) -> Any:
@@ -219,6 +274,8 @@ def _steps(values: Mapping[str, Any], found: dict[str, object], lost: list[str])
         lost.append(
             f"effective_batch_size: {size * times} is that of one GPU: multiply it by the number of GPUs that it was trained on"
         )
+    else:
+        lost.append(f"batch_size: {size!r} times gradient_accumulation_steps: {times!r}: give it as effective_batch_size")
     if isinstance(most, int) and isinstance(epochs, int):
         found["max_steps"], found["num_epochs"] = most * epochs, None
         lost.append(
@@ -270,6 +327,8 @@ def _rest(parts: Mapping[str, Mapping[str, Any]], values: Mapping[str, Any], fou
     found["trackers"] = [tracker] if tracker else None
     found["wandb_project"] = logger.get("project") if tracker == "wandb" else None
     teacher = values.get("teacher_checkpointer")
+    reference = values.get("ref_checkpointer")
+    found["reference_path"] = reference.get("checkpoint_dir") if isinstance(reference, Mapping) else None
     found["teacher_path"] = teacher.get("checkpoint_dir") if isinstance(teacher, Mapping) else None
     packed = [entry for entry in _entries(values.get("dataset")) if entry.get("packed")]
     if packed:
