@@ -1,4 +1,4 @@
-"""Error → the errors that it came from; `sys.exit()` in a function of the user's → an error that says where."""
+"""Error → the errors that it came from, or, of a `sys.exit()`, one that says where."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def exits_as_errors() -> Iterator[None]:
 
 
 def as_error(error: SystemExit) -> RunExitError:
-    """Return the error of a `sys.exit()`, with its status, or 1 for one that has another meaning."""
+    """Return the error of a `sys.exit()`, with its status, or 1 where that has a meaning."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     code = "" if error.code is None else repr(error.code)
     raised = RunExitError(
