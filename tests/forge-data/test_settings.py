@@ -32,6 +32,7 @@ def test_defaults():
         "rename_columns": None,
         "on_bad_row": "error",
         "max_bad_rows": 0.01,
+        "max_samples": None,
         "num_proc": None,
         "lint": "on",
     }
@@ -143,7 +144,8 @@ def test_every_setting_has_help():
 
 def test_only_what_has_an_effect():
     """Documents have no limit, train_on and format; prompts have nothing that is learned."""
-    rows = {"data_path", "eval_data_path", "validation_split", "preprocess", "rename_columns", "on_bad_row", "max_bad_rows"}
+    rows = {"data_path", "eval_data_path", "validation_split", "preprocess", "rename_columns", "on_bad_row"}
+    rows |= {"max_bad_rows", "max_samples"}
     named = {found: {field.name for field in attrs.fields(found)} for found in CLASSES}
     assert named[PretrainDataSettings] == rows | {"num_proc", "lint"}
     assert named[PromptDataSettings] == rows | {"max_prompt_len", "on_overflow", "chat_template", "chat_template_kwargs"}
