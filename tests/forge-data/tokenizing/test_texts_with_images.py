@@ -12,6 +12,7 @@ from forge_data.tokenizing._encoder import Encoder
 from .. import pictured
 
 pytestmark = pytest.mark.together
+pytest.importorskip("PIL")
 
 
 def text(prompt, completion, *places):
