@@ -33,7 +33,7 @@ CASES = [
     "npu:sft:none:gemma3 npu:sft:none:qwen2-audio npu:sft:none:qwen3-vl npu:sft:none:llava-next npu:sft:none:mllama",
     "npu:sft:lora:llava npu:dpo:none:gemma3 npu:kto:none:llava npu:distill:none:llava",
     "mps:sft:none:gemma3 xpu:dpo:lora:qwen3-vl npu:embed:none:gemma3 npu:classify:none:gemma3 npu:reward:none:gemma3",
-    "npu:grpo:none:gemma3 npu:grpo:lora:llava npu:sdft:none:gemma3 hpu:rloo:none:qwen2-audio",
+    "npu:grpo:none:gemma3 npu:grpo:lora:llava npu:sdft:none:gemma3 npu:rloo:none:qwen2-audio",
 ]
 SAMPLE = {"grpo", "rloo", "ppo", "sdft"}
 pytestmark = [
