@@ -179,7 +179,6 @@ def test_a_tower_that_is_named_encoder():
         media_parts(model, BOTH)
 
 
-@pytest.mark.skipif(not hasattr(transformers, "VibeVoiceAsrConfig"), reason="this transformers has no VibeVoice-ASR")
 def test_a_projector_alone():
     """VibeVoice-ASR names no tower, of which it has two, and its projector by the name of one."""
     layers = {"model_type": "vibevoice_acoustic_tokenizer_encoder", "num_filters": 4, "depths": [1] * 7, "ffn_expansion": 2}
