@@ -9,6 +9,7 @@ import pytest
 import yaml
 from hypothesis import given, strategies as st
 
+import forge
 from forge import RecipeError, SettingsError
 from forge.settings._recipe import as_recipe, as_values, read_recipe, values_in
 from forge.settings._settings import resolve
@@ -112,6 +113,14 @@ def test_missing_and_directory(tmp_path: Path) -> None:
     for name, message in (("", "an empty name"), ("~nobody-of-this-name/r.yaml", "no such user")):
         with pytest.raises(RecipeError, match=message):
             read_recipe(name)
+
+
+@pytest.mark.parametrize(("wrong", "said"), [(3, "not by 3"), (["r.yaml"], "a list"), ({"seed": 1}, r"a dict.*\*\*settings")])
+def test_no_path(wrong: Any, said: str) -> None:
+    """What is no path at all is told how settings are given, by verbs and dry runs; it was a bare TypeError."""
+    for call in (forge.sft, lambda recipe: forge.dry_run("sft", recipe)):
+        with pytest.raises(RecipeError, match=said):
+            call(wrong)
 
 
 def test_numbers_are_what_a_person_reads(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -75,7 +76,13 @@ def verb_of(path: str | Path) -> str | None:
 
 
 def _file(path: str | Path) -> Path:
-    """Return the path of a recipe. Raises RecipeError for a name of nothing."""
+    """Return the path of a recipe. Raises RecipeError for what is no path, and for a name of nothing."""
+    if not isinstance(path, (str, os.PathLike)):
+        found = repr(path) if isinstance(path, (int, float, bytes)) else f"a {type(path).__name__}"
+        raise RecipeError(
+            f"a recipe is given by the path of its YAML file, not by {found}. Settings themselves are given by name, "
+            "as in forge.sft(model_path=..., data_path=..., ckpt_output_dir=...), or those of a dict by forge.sft(**settings)."
+        )
     if not str(path).strip():
         raise RecipeError("the recipe has an empty name. Give a YAML file of settings, or settings alone.")
     try:
