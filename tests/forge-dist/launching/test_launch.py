@@ -86,6 +86,8 @@ with worker_report():
             sys.exit(3)
         if what == "gone":
             os._exit(9)
+        if what == "left":
+            os._exit(0)
         if what == "75":
             sys.exit(75)
         if what == "echo":
@@ -98,7 +100,7 @@ with worker_report():
     elif what == "told":
         # It is ended before it reported what rank 1 was told.
         time.sleep(120)
-    elif what in ("stranger", "exit", "gone"):
+    elif what in ("stranger", "exit", "gone", "left"):
         time.sleep(120)
 """
 
@@ -168,6 +170,13 @@ def test_an_end_without_a_report(run, tmp_path):
         run("gone")
     assert str(tmp_path / "logs" / "rank_1.log") in str(caught.value)
     assert str(caught.value).endswith("\nThe log ends with:\nrank 1 of 2 threads 3\nto stderr 1")
+
+
+def test_a_rank_that_leaves_with_status_0_has_failed(run):
+    """os._exit(0) looks to torch's agent like a rank that finished: it is named, and the other does not wait for it."""
+    with pytest.raises(WorkerError, match=r"rank 1 on \S+ ended with exit status 0 before its work was done") as caught:
+        run("left")
+    assert caught.value.exit_status == 1
 
 
 def test_a_killed_rank_is_named_within_seconds(run, tmp_path):

@@ -127,10 +127,14 @@ def _run(
     keep_stacks(list(logs.beats_of.values()), logs.log_dir)
     if supervisor.stopped_at_once:
         return PREEMPTED
-    if not result.is_failed():
+    failures = [_failure(rank, failure, logs, supervisor) for rank, failure in result.failures.items()]
+    failed = {failure.rank for failure in failures}
+    left = (_left_early(local, logs, supervisor.ended) for local, (rank, _) in logs.beats_of.items() if rank not in failed)
+    failures += filter(None, left)
+    if not failures:
         reports = [read_report(path) or {} for path in logs.report_of.values()]
         return PREEMPTED if any(report.get("preempted") for report in reports) else 0
-    cause = root_cause([_failure(rank, failure, logs, supervisor) for rank, failure in result.failures.items()])
+    cause = root_cause(failures)
     if _was_preempted(cause, supervisor.signals):
         return PREEMPTED
     raise error_of(root_cause_on_all_nodes(rendezvous, report_of(cause)), families) from None
@@ -168,7 +172,14 @@ def _run_agent(
         write_report(report, next(logs.report_of[local] for local, (rank, _) in logs.beats_of.items() if rank == stall.rank))
         publish_at_once(rendezvous, report)
 
-    supervisor = Supervisor(rendezvous, workers, signals, on_stall)
+    def left_early(worker: Watched) -> bool:
+        local = next(local for local, (rank, _) in logs.beats_of.items() if rank == worker.rank)
+        found = _left_early(local, logs, supervisor.ended)
+        if found is not None:
+            publish_at_once(rendezvous, report_of(found))
+        return found is not None
+
+    supervisor = Supervisor(rendezvous, workers, signals, on_stall, left_early)
     with supervisor.watching():
         result = agent.run()
     if result is None:
@@ -186,6 +197,21 @@ def _failure(rank: int, failure: "ProcessFailure", logs: "Logs", supervisor: "Su
         killed_by_launcher=failure.pid in supervisor.killed,
         report=report if report is not None and "class" in report else None,
         log=logs.log_of[failure.local_rank],
+    )
+
+
+def _left_early(local_rank: int, logs: "Logs", ended: Mapping[int, float]) -> Failure | None:
+    """Return the failure of a worker that ended with status 0 and left its mark of unfinished work, as `os._exit(0)` does."""
+    report = read_report(logs.report_of[local_rank]) or {}
+    if "unfinished" not in report:
+        return None
+    return Failure(
+        rank=logs.beats_of[local_rank][0],
+        host=socket.gethostname(),
+        exitcode=0,
+        ended=ended.get(report["unfinished"], time.time()),
+        report=None,
+        log=logs.log_of[local_rank],
     )
 
 

@@ -85,6 +85,8 @@ def report_of(failure: Failure) -> dict[str, Any]:
         text = f"{where} was killed by {name}{why}"
     else:
         text = f"{where} ended with exit status {failure.exitcode} and left no report of why"
+        if not failure.exitcode:
+            text = f"{where} ended with exit status 0 before its work was done (os._exit(0), or a library that calls it?)"
     end = _last_lines(failure.log)
     return {
         "module": WorkerError.__module__,

@@ -32,6 +32,8 @@ class Supervisor:
         workers: returns this node's newest processes, with the files of their beats.
         signals: that came, in order.
         on_stall: is told of a rank that stands still, before it is killed.
+        left_early: returns whether a rank that ended with status 0 did so before its work was done; then the others are killed,
+            for the agent takes it for one that finished.
     """
 
     def __init__(
@@ -40,10 +42,14 @@ class Supervisor:
         workers: Callable[[], list[Watched]],
         signals: list[int],
         on_stall: Callable[[Stall], None],
+        left_early: Callable[[Watched], bool],
     ) -> None:
-        self._rendezvous, self._workers, self._on_stall = rendezvous, workers, on_stall
+        self._rendezvous, self._workers = rendezvous, workers
+        self._on_stall, self._left_early = on_stall, left_early
         self._done = threading.Event()
         self._forwarded: dict[int, int] = {}
+        self._polls_at_end: dict[int, int] = {}
+        self._early: dict[int, bool] = {}
         self.signals = signals
         """Signals that came, in order."""
         self.ended: dict[int, float] = {}
@@ -77,7 +83,7 @@ class Supervisor:
 
     def without_agent(self) -> "Supervisor":
         """Release the agent, so that it can be freed, and keep what was noted."""
-        self._workers, self._on_stall = list, lambda _: None
+        self._workers, self._on_stall, self._left_early = list, lambda _: None, lambda _: False
         return self
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -112,8 +118,22 @@ class Supervisor:
                 self._heed(watch.look(workers))
             if self._rendezvous.polls != polls or len(alive) == len(pids):
                 polls, since = self._rendezvous.polls, now
+                self._end_after_early_leave(workers, alive, seen)
             elif alive and now - since > AFTER_FAILURE_SECONDS:
                 # Some ended, others live, and the agent is not in its loop any more: it waits for them after a failure.
+                self._kill(alive)
+
+    def _end_after_early_leave(self, workers: list[Watched], alive: list[int], seen: float) -> None:
+        """Kill those that outlive one that left before its work was done, with the status of one that finished."""
+        for worker in workers:
+            ended = self.ended.get(worker.pid)
+            # The agent looks at its workers before each poll: by the second since the end it has taken that for a success.
+            taken = self._polls_at_end.setdefault(worker.pid, self._rendezvous.polls) if ended is not None else 0
+            if ended is None or self._rendezvous.polls < taken + 2:
+                continue
+            if worker.pid not in self._early:
+                self._early[worker.pid] = self._left_early(worker)
+            if self._early[worker.pid] and seen - ended > AFTER_FAILURE_SECONDS:
                 self._kill(alive)
 
     def _kill(self, pids: list[int]) -> None:

@@ -50,8 +50,9 @@ def worker_report() -> Iterator[None]:
     """Report an exception of the enclosed worker code to its launcher, and re-raise it.
 
     Under a launcher of this package `SystemExit(75)` is recorded as a preemption and the process exits with status 0, because
-    torch's agent would take any other status for a failure; `launch` then returns 75. From here on the worker also ends within
-    seconds of its launcher's death. Nested calls do nothing.
+    torch's agent would take any other status for a failure; `launch` then returns 75. A process that ends with status 0 within
+    the block, as by `os._exit(0)`, has failed. From here on the worker also ends within seconds of its launcher's death. Nested
+    calls do nothing.
     """
     global _active  # noqa: PLW0603 - one process has one report
     if _active:
@@ -73,10 +74,13 @@ def _reporting() -> Iterator[None]:
     launcher = os.environ.get(LAUNCHER)
     if launcher:
         exit_with_launcher(int(launcher))
+        write_report({"unfinished": os.getpid(), "time": time.time()})
     try:
         yield
+        _forget_unfinished(launcher)
     except SystemExit as error:
         status = exit_status_of(error)
+        _forget_unfinished(launcher)
         if status == PREEMPTED and launcher:
             write_report({"preempted": True, "time": time.time()})
             raise SystemExit(0) from None
@@ -86,6 +90,13 @@ def _reporting() -> Iterator[None]:
     except BaseException as error:
         write_report(failure_report(error))
         raise
+
+
+def _forget_unfinished(launcher: str | None) -> None:
+    """Remove the mark of unfinished work, by which the launcher knows `os._exit(0)` from an end; a full disk allows it."""
+    if launcher and os.environ.get(REPORT):
+        with suppress(OSError):
+            Path(os.environ[REPORT]).unlink()
 
 
 def beats_of_launcher() -> Path | None:
