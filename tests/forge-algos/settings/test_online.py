@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from forge_algos import GRPOSettings, PPOSettings, RLOOSettings
+from forge_algos import EmbedSettings, GRPOSettings, PPOSettings, RLOOSettings, SDFTSettings
 
 
 def test_defaults_by_method():
@@ -40,7 +40,10 @@ def test_one_name_is_a_list_of_one():
         (PPOSettings, {"lam": 1.5}, "lam"),
         (PPOSettings, {"value_weight": 0.0}, "value_weight must be above 0"),
         (PPOSettings, {"value_clip": 0.0}, "value_clip must be above 0"),
-        (GRPOSettings, {"temperature": 0.0}, "temperature must be above 0"),
+        *(
+            (each, {"temperature": 1e-38}, "temperature must be at least 1e-06")
+            for each in (GRPOSettings, SDFTSettings, EmbedSettings)
+        ),
         (GRPOSettings, {"top_p": 0.0}, "top_p"),
         (GRPOSettings, {"top_p": 1.1}, "top_p"),
         (GRPOSettings, {"min_p": 1.1}, "min_p"),

@@ -1,23 +1,13 @@
 """Settings of embedding training: which loss, and which hidden states are an embedding."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 
-from forge_algos.settings._validators import one_of
+from forge_algos.settings._validators import logits_divisor, number, one_of
 
 EmbedLoss = Literal["contrastive", "batch_all_triplet"]
 Pooling = Literal["auto", "last", "mean", "cls"]
-
-
-def _above(least: float, *, equal: bool) -> Any:
-    def check(_instance: Any, field: Any, value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{field.name} must be a number, got {value!r}")
-        if not (value > least or (equal and value == least)) or value == float("inf"):
-            raise ValueError(f"{field.name} must be {'at least' if equal else 'above'} {least:g}, got {value!r}")
-
-    return check
 
 
 @attrs.frozen(kw_only=True)
@@ -27,7 +17,7 @@ class EmbedSettings:
     >>> EmbedSettings(temperature=0)
     Traceback (most recent call last):
         ...
-    ValueError: temperature must be above 0, got 0
+    ValueError: temperature must be at least 1e-06 and finite, got 0
     """
 
     loss: EmbedLoss = attrs.field(default="contrastive", validator=one_of(EmbedLoss))
@@ -36,12 +26,12 @@ class EmbedSettings:
     pooling: Pooling = attrs.field(default="auto", validator=one_of(Pooling))
     """Which hidden states of a text are its embedding: that of its last token, their mean, or that of its first token (cls). By
     default what 1_Pooling/config.json of the model says, else the last of a causal model, and the mean of any other."""
-    temperature: float | None = attrs.field(default=None, validator=attrs.validators.optional(_above(0, equal=False)))
-    """Divides the cosines of loss=contrastive; 0.05 by default, which is sentence-transformers' scale 20."""
+    temperature: float | None = attrs.field(default=None, validator=attrs.validators.optional(logits_divisor))
+    """Divides the cosines of loss=contrastive; 0.05 by default, which is sentence-transformers' scale 20. At least 1e-6."""
     exclude_same_text: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
     """Whether a document of the step with the same text as a query's own is left out of that query's negatives. Without it that
     is a negative like any other, as in sentence-transformers."""
-    margin: float | None = attrs.field(default=None, validator=attrs.validators.optional(_above(0, equal=True)))
+    margin: float | None = attrs.field(default=None, validator=attrs.validators.optional(number(kind=float)))
     """By how much farther away a text of another label must be with loss=batch_all_triplet; 5 by default, as in
     sentence-transformers. Distances are at most 2."""
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from forge_algos.settings._policy_kinds import GAMMA, GATE, POLICY_KINDS, GRPOLoss, Level, PolicyKind, Scale, grpo_kinds
-from forge_algos.settings._validators import key_of, number, one_of
+from forge_algos.settings._validators import key_of, logits_divisor, number, one_of
 
 OnRewardError = Literal["stop", "skip"]
 OnEqualRewards = Literal["keep", "skip", "resample"]
@@ -147,8 +147,8 @@ class OnlineSettings:
     max_new_tokens: int = attrs.field(default=256, validator=number(kind=int, low=1))
     """Most tokens that a completion may have; one without an end by then is cut off.
     Of an episode they are those of all turns and observations together."""
-    temperature: float = attrs.field(default=1.0, validator=number(kind=float, above=True))
-    """Divisor of the logits, where completions are sampled and where they are trained on."""
+    temperature: float = attrs.field(default=1.0, validator=logits_divisor)
+    """Divisor of the logits, where completions are sampled and where they are trained on; at least 1e-6."""
     top_p: float = attrs.field(default=1.0, validator=_above_share)
     """Share of the probability whose likeliest tokens are sampled from; 1 is all.
     Log-probabilities are those of the whole distribution."""

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import attrs
 
-from forge_algos.settings._validators import number, one_of
+from forge_algos.settings._validators import logits_divisor, number, one_of
 
 SelfTeacher = Literal["ema", "initial", "current"]
 
@@ -53,8 +53,8 @@ class SDFTSettings:
     max_new_tokens: int = attrs.field(default=256, validator=number(kind=int, low=1))
     """Most tokens that a completion may have; one without an end by then is cut off,
     and learned from all the same."""
-    temperature: float = attrs.field(default=1.0, validator=number(kind=float, above=True))
-    """Divisor of the logits, where completions are sampled and where both are compared."""
+    temperature: float = attrs.field(default=1.0, validator=logits_divisor)
+    """Divisor of the logits, where completions are sampled and where both are compared; at least 1e-6."""
     top_p: float = attrs.field(default=1.0, validator=_above_share)
     """Share of the probability whose likeliest tokens are sampled from; 1 is all."""
     top_k: int = attrs.field(default=0, validator=number(kind=int))

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import attrs
 
-from forge_algos.settings._validators import number, one_of
+from forge_algos.settings._validators import logits_divisor, number, one_of
 
 TokenLoss = Literal["nll", "dft"]
 TokenNormalize = Literal["global", "trl"]
@@ -87,5 +87,5 @@ class DistillSettings:
     beta: float = attrs.field(default=0.5, validator=_at_most_one)
     """β of the generalised Jensen-Shannon divergence:
     0 is forward KL, which covers all that the teacher does; 1 is reverse KL, which seeks what it does most."""
-    temperature: float = attrs.field(default=1.0, validator=number(kind=float, above=True))
-    """Divisor of both models' logits before the softmax; above 0."""
+    temperature: float = attrs.field(default=1.0, validator=logits_divisor)
+    """Divisor of both models' logits before the softmax; at least 1e-6."""

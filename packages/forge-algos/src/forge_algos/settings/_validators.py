@@ -30,6 +30,10 @@ def number(
     return check
 
 
+logits_divisor = number(kind=float, low=1e-6)
+"""Validator of a temperature: logits of any model stay within float32, and below it the likeliest token is all anyway."""
+
+
 def one_of(choices: Any) -> Callable[..., None]:
     """Return a validator for the values of a Literal."""
     return attrs.validators.in_(get_args(choices))
