@@ -116,9 +116,10 @@ def test_rewards_that_teach_nothing(
     model_dir: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Rewards that are no numbers end a run at its first rollout; those that are all alike are said, once."""
-    functions = {"mute": "None", "lost": "float('nan')", "same": "1.0"}
+    functions = {"mute": "None", "lost": "float('nan')", "same": "1.0", "tiny": "1e-7 * i", "rounded": "1.0 + 1e-6 * i"}
     body = "".join(
-        f"def {name}(completions, **_):\n    return [{value} for _ in completions]\n\n\n" for name, value in functions.items()
+        f"def {name}(completions, **_):\n    return [{value} for i, _ in enumerate(completions)]\n\n\n"
+        for name, value in functions.items()
     )
     (tmp_path / "forge_test_mute.py").write_text(body)
     monkeypatch.syspath_prepend(tmp_path)
@@ -134,6 +135,9 @@ def test_rewards_that_teach_nothing(
     capfd.readouterr()
     forge.grpo(**given | {"reward": ("forge_test_mute:same",)}, ckpt_output_dir=tmp_path / "same")
     assert capfd.readouterr().err.count("same reward, for every prompt; nothing but the KL is learned") == 1
+    for name, why in (("tiny", "less than the 0.0001 that is added"), ("rounded", "float32 has seven digits")):
+        forge.grpo(**given | {"reward": (f"forge_test_mute:{name}",), "max_steps": 1}, ckpt_output_dir=tmp_path / name)
+        assert len(re.findall(f"rewards of a prompt's completions differ by .*{why}", capfd.readouterr().err)) == 1
 
 
 @pytest.mark.slow

@@ -162,3 +162,11 @@ def test_a_mean_of_nothing_is_no_number():
     assert math.isnan(found["reward"])
     assert math.isnan(found["reward/m:f"])
     assert found["unscored"] == 3
+
+
+def test_spread_is_that_of_one_prompts_completions():
+    """Differences between prompts do not count, nor do completions without a reward, nor prompts all of whose are alike."""
+    made = attrs.evolve(made_up_rollout(), rewards=np.array([0.5, np.nan, 3], np.float32))
+    assert made.spread == 0
+    assert attrs.evolve(made, rewards=np.array([0.5, 0.75, 3], np.float32)).spread == 0.25
+    assert attrs.evolve(made, rewards=np.array([np.nan, np.nan, 3], np.float32)).spread == 0

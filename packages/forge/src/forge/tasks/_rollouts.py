@@ -28,6 +28,10 @@ LOOKED_AT = 4096
 """Steps of a batch plan among which the largest is looked for: bins are filled alike in all of them."""
 _HELD_OUT = -1
 """Step index in the seed of held-out completions: every evaluation of the same weights samples the same ones."""
+_ROUNDED = 1e-5
+"""Differences of rewards, relative to the largest reward, of which float32's rounding (6e-8) is more than a hundredth."""
+_ADDED = 1e-4
+"""What `group_advantages` adds to a deviation."""
 _SHOWN = ("reward", "kl", "length", "cut_off", "unscored")
 """Figures of held-out completions that are reported, beside each reward's own."""
 
@@ -177,8 +181,30 @@ class RolloutSteps:
             self._warn_once(
                 "nothing",
                 f"WARNING: step {step}: {names} gave all completions of a prompt the same reward, for every prompt; {nothing} "
-                "is learned from this rollout. Where that goes on: a reward that tells them apart, more num_generations, or a "
-                "higher temperature",
+                "is learned from this rollout. Where that goes on: a reward that tells them apart (rewards are float32, of "
+                "seven digits), more num_generations, or a higher temperature",
+            )
+        else:
+            self._warn_of_a_spread(made, step)
+
+    def _warn_of_a_spread(self, made: forge_algos.online.Rollout, step: int) -> None:
+        """Warn once of rewards whose differences are next to nothing, of which the optimizer makes steps all the same."""
+        spread, size = made.spread, float(np.nanmax(np.abs(made.rewards)))
+        if not spread:
+            return
+        said = f"WARNING: step {step}: the rewards of a prompt's completions differ by {spread:.2g} at the most"
+        steps = "the optimizer makes steps of the usual length all the same. Give rewards that are further apart"
+        if spread < _ROUNDED * size:
+            self._warn_once(
+                "spread",
+                f"{said}, of rewards of {size:.3g}: float32 has seven digits, so that what is learned is mostly how they are "
+                f"rounded, and {steps}, or leave out what they have in common",
+            )
+        elif spread < _ADDED and getattr(self._own, "scale", "none") != "none":
+            self._warn_once(
+                "spread",
+                f"{said}, less than the {_ADDED:g} that is added to the deviation by which they are divided: advantages are "
+                f"next to 0, and {steps}: multiply them, or give reward_weights",
             )
 
     def _warn_of_cut_off(self, figures: Mapping[str, float], planned: int) -> None:

@@ -127,6 +127,12 @@ class Rollout:
             found["kl"] = _mean(difference[~np.isnan(difference)])
         return found
 
+    @property
+    def spread(self) -> float:
+        """Largest difference of rewards between two completions of one prompt; 0 where none differ."""
+        low, high = _bounds(self.rewards, self.groups, len(self.prompt_rows))
+        return float(np.max(high - low, initial=0.0, where=low < high))
+
     def write(self, path: str | Path) -> None:
         """Write a JSONL file: a line about the whole, then a line a completion, with its text.
 
@@ -151,12 +157,18 @@ def equal_groups(rewards: Floats, groups: NDArray[np.int64], number: int, *compa
     """
     found = np.bincount(groups[~np.isnan(rewards)], minlength=number) > 1
     for values in compared or (rewards,):
-        scored = ~np.isnan(values)
-        low, high = np.full(number, np.inf, np.float32), np.full(number, -np.inf, np.float32)
-        np.minimum.at(low, groups[scored], values[scored])
-        np.maximum.at(high, groups[scored], values[scored])
+        low, high = _bounds(values, groups, number)
         found &= ~(low < high)
     return found
+
+
+def _bounds(values: Floats, groups: NDArray[np.int64], number: int) -> tuple[Floats, Floats]:
+    """Return the lowest and the highest number of each group, float32[G] each; inf and -inf where it has none."""
+    scored = ~np.isnan(values)
+    low, high = np.full(number, np.inf, np.float32), np.full(number, -np.inf, np.float32)
+    np.minimum.at(low, groups[scored], values[scored])
+    np.maximum.at(high, groups[scored], values[scored])
+    return low, high
 
 
 def _mean(values: NDArray[Any]) -> float:
