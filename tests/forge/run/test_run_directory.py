@@ -16,6 +16,7 @@ import pytest
 
 import forge_dist
 from forge import RunDirectoryError, RunTakenOverError, RunWriteError, SettingsError, _clock
+from forge.reports._record import active_seconds
 from forge.run._run_directory import RunDirectory
 from forge.saving._directories import remove_at_once
 
@@ -190,6 +191,29 @@ def test_times_are_durations_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for first, second in ([json.loads(line)["time"] for line in file.read_text().splitlines()[-2:]] for file in files):
         apart = datetime.datetime.fromisoformat(second) - datetime.datetime.fromisoformat(first)
         assert 3600 <= apart.total_seconds() < 3605
+
+
+def test_a_clock_that_went_back_between_two_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start on a machine whose clock is an hour behind goes on from the run's last line, so that the report adds up both."""
+    monkeypatch.setattr(_clock, "_BEGAN", _clock._BEGAN)
+    with RunDirectory(tmp_path / "run") as out:
+        out.publish("seed: 1\n")
+        out.log("begins", event="started")
+        out.metrics({"step": 1})
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as torn:
+        torn.write('{"time": "20')
+    real = _clock.since_boot
+    monkeypatch.setattr(_clock, "since_boot", lambda: real() - 3600)
+    with RunDirectory(tmp_path / "run") as out:
+        out.publish("seed: 1\n")
+        out.log("goes on", event="resumed")
+        monkeypatch.setattr(_clock, "since_boot", lambda: real() - 3600 + 50)
+        out.log("a line", event="saved")
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["started", "clock", "resumed", "saved"]
+    assert "the clock is 3,600 s behind the run's last line" in events[1]["text"]
+    assert sorted(event["time"] for event in events) == [event["time"] for event in events]
+    assert active_seconds(events, []) == pytest.approx(50, abs=5)
 
 
 def test_names_where_python_reads_ascii(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

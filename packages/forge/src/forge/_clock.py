@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import json
+import os
 import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 
 
 def since_boot() -> float:
@@ -14,9 +19,39 @@ def since_boot() -> float:
 _BEGAN = time.time() - since_boot()
 
 
+_TAIL_BYTES = 1 << 16
+
+
 def now() -> datetime.datetime:
-    """Return the time by the clock as it was when this process began.
+    """Return the time by the clock as it was when this process began, or later (`go_on_after`).
 
     A clock that is set meanwhile moves nothing, so that differences are durations.
     """
     return datetime.datetime.fromtimestamp(_BEGAN + since_boot(), datetime.UTC)
+
+
+def go_on_after(files: Iterable[Path]) -> float:
+    """Let `now` go on from the last `time` of JSONL files where the clock is behind it.
+
+    Returns:
+        By how many seconds it is behind; 0 where it is not.
+
+    """
+    global _BEGAN  # noqa: PLW0603 - a process has one time
+    behind = max((last - now().timestamp() for file in files if (last := _last_time(file)) is not None), default=0.0)
+    _BEGAN += max(behind, 0.0)
+    return max(behind, 0.0)
+
+
+def _last_time(file: Path) -> float | None:
+    """Return the time of a file's last whole line, in seconds since 1970."""
+    try:
+        with file.open("rb") as opened:
+            opened.seek(max(0, opened.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = opened.read().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        with suppress(ValueError, TypeError, KeyError, RecursionError, OverflowError):
+            return datetime.datetime.fromisoformat(json.loads(line)["time"]).timestamp()
+    return None

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 import forge_dist
-from forge._clock import now
+from forge._clock import go_on_after, now
 from forge._disk import what_stays, write_remedy
 from forge._errors import ForgeError, RunDirectoryError, RunTakenOverError, RunWriteError
 from forge._printable import printable
@@ -91,6 +91,9 @@ class RunDirectory:
         except OSError as error:
             self._undo()
             raise unwritable(f"ckpt_output_dir {self.path}", error) from error
+        # Starts are told apart, and added up, by their times.
+        if (behind := go_on_after(self.path / name for name in GROWING if name.endswith(".jsonl"))) >= 1:
+            self.log(f"the clock is {behind:,.0f} s behind the run's last line: its times go on from there", event="clock")
         if self._lock.followed:
             self.log(self._lock.followed, event="taken_over")
         return self
