@@ -201,7 +201,10 @@ def _failure(rank: int, failure: "ProcessFailure", logs: "Logs", supervisor: "Su
 
 
 def _left_early(local_rank: int, logs: "Logs", ended: Mapping[int, float]) -> Failure | None:
-    """Return the failure of a worker that ended with status 0 and left its mark of unfinished work, as `os._exit(0)` does."""
+    """Return the failure of a worker that ended with status 0 too early, as by `os._exit(0)`.
+
+    Its mark of unfinished work is still there. None for any other.
+    """
     report = read_report(logs.report_of[local_rank]) or {}
     if "unfinished" not in report:
         return None

@@ -124,7 +124,7 @@ class Supervisor:
                 self._kill(alive)
 
     def _end_after_early_leave(self, workers: list[Watched], alive: list[int], seen: float) -> None:
-        """Kill those that outlive one that left before its work was done, with the status of one that finished."""
+        """Kill workers that outlive one that left too early, with the status of one that finished."""
         for worker in workers:
             ended = self.ended.get(worker.pid)
             # The agent looks at its workers before each poll: by the second since the end it has taken that for a success.

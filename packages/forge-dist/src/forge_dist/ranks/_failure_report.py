@@ -93,7 +93,10 @@ def _reporting() -> Iterator[None]:
 
 
 def _forget_unfinished(launcher: str | None) -> None:
-    """Remove the mark of unfinished work, by which the launcher knows `os._exit(0)` from an end; a full disk allows it."""
+    """Remove the mark of unfinished work, by which a launcher tells `os._exit(0)` from an end.
+
+    Removed, because a full disk allows that.
+    """
     if launcher and os.environ.get(REPORT):
         with suppress(OSError):
             Path(os.environ[REPORT]).unlink()

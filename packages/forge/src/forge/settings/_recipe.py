@@ -76,7 +76,7 @@ def verb_of(path: str | Path) -> str | None:
 
 
 def _file(path: str | Path) -> Path:
-    """Return the path of a recipe. Raises RecipeError for what is no path, and for a name of nothing."""
+    """Return the path of a recipe. Raises RecipeError for what is none."""
     if not isinstance(path, (str, os.PathLike)):
         found = repr(path) if isinstance(path, (int, float, bytes)) else f"a {type(path).__name__}"
         raise RecipeError(

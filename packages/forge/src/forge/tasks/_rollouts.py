@@ -188,7 +188,10 @@ class RolloutSteps:
             self._warn_of_a_spread(made, step)
 
     def _warn_of_a_spread(self, made: forge_algos.online.Rollout, step: int) -> None:
-        """Warn once of rewards whose differences are next to nothing, of which the optimizer makes steps all the same."""
+        """Warn once of rewards whose differences are next to nothing.
+
+        The optimizer makes steps of them all the same.
+        """
         spread, size = made.spread, float(np.nanmax(np.abs(made.rewards)))
         if not spread:
             return

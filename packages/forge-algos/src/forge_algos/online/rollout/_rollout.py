@@ -163,7 +163,9 @@ def equal_groups(rewards: Floats, groups: NDArray[np.int64], number: int, *compa
 
 
 def _bounds(values: Floats, groups: NDArray[np.int64], number: int) -> tuple[Floats, Floats]:
-    """Return the lowest and the highest number of each group, float32[G] each; inf and -inf where it has none."""
+    """Return the lowest and the highest number of each group, float32[G] each.
+    They are inf and -inf where a group has none.
+    """
     scored = ~np.isnan(values)
     low, high = np.full(number, np.inf, np.float32), np.full(number, -np.inf, np.float32)
     np.minimum.at(low, groups[scored], values[scored])
