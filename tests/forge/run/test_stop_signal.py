@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 
 import pytest
 
@@ -46,6 +47,39 @@ def test_a_closed_terminal_stops_a_run_once(capfd):
     assert capfd.readouterr().err.count("SIGHUP") == 1
 
 
+def test_sigusr1_stops_a_run_unless_it_means_something_else(capfd):
+    """Slurm's --signal=USR1 saves the state, and the time limit's SIGTERM is a second one; a program's own handler stays."""
+    with StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.received == "SIGUSR1"
+    assert capfd.readouterr().err.count("SIGUSR1: this step is finished") == 1
+    got = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: got.append(1))
+    try:
+        with StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert (stop.received, got) == (None, [1])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert before == signal.SIG_DFL
+
+
+@pytest.mark.usefixtures("python_handler")
+def test_a_signal_to_a_rank_and_to_its_launcher_is_one(monkeypatch):
+    """Slurm and systemd signal the ranks too, to which the launcher forwards its own; a later one is a second one."""
+    monkeypatch.setenv("FORGE_LAUNCHER_PID", str(os.getppid()))
+    with pytest.raises(KeyboardInterrupt), StopSignal() as stop:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.received == "SIGINT"
+        later = time.monotonic() + 10
+        monkeypatch.setattr("time.monotonic", lambda: later)
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("the second one ended nothing")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_nohup_is_heeded():
     """Where SIGHUP is ignored it stays ignored."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -59,7 +93,7 @@ def test_nohup_is_heeded():
 
 def test_a_settled_end_takes_no_more_signals():
     """Once the state is saved; outside of the block everything is as before."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)}
     with StopSignal() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         stop.settle()

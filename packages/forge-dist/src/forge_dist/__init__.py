@@ -76,7 +76,11 @@ if TYPE_CHECKING:
         model_pooling as model_pooling,
         model_prompts as model_prompts,
     )
-    from forge_dist.ranks._failure_report import follows_from_peer as follows_from_peer, worker_report as worker_report
+    from forge_dist.ranks._failure_report import (
+        follows_from_peer as follows_from_peer,
+        same_signal_seconds as same_signal_seconds,
+        worker_report as worker_report,
+    )
     from forge_dist.ranks._ranks import Ranks as Ranks, join as join
     from forge_dist.strategies._choose import make_strategy as make_strategy
     from forge_dist.strategies._parallel_dims import ParallelDims as ParallelDims
@@ -122,7 +126,7 @@ _PUBLIC = {
     "loading._positions": "max_positions position_table",
     "loading._request": "LoadRequest",
     "loading._task": "asks_before_pooling directory_task has_modalities hidden_size model_pooling model_prompts",
-    "ranks._failure_report": "follows_from_peer worker_report",
+    "ranks._failure_report": "follows_from_peer same_signal_seconds worker_report",
     "ranks._ranks": "Ranks join",
     "strategies._choose": "make_strategy",
     "strategies._parallel_dims": "ParallelDims",

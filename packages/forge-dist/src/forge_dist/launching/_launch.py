@@ -61,7 +61,7 @@ def launch(
     """Start this Python with `arguments` as each rank of this node, and wait for their end.
 
     Each worker's output goes to `log_dir/rank_N.log` (appended), rank 0's also to this process's own. SIGTERM and SIGINT are
-    forwarded to the workers (SIGHUP as SIGTERM), which decide what to do; none is killed for taking long to save.
+    forwarded to the workers (SIGHUP and SIGUSR1 as SIGTERM), which decide what to do; none is killed for taking long to save.
 
     Args:
         topology: a launcher's.

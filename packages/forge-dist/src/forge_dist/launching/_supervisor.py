@@ -3,6 +3,7 @@
 That is what does not obey a second signal, outlives another worker's failure, or stands still.
 """
 
+import math
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from types import FrameType
 
 from forge_dist.launching._rendezvous import Rendezvous
 from forge_dist.launching._signals import Interrupted
+from forge_dist.ranks._failure_report import SIGNALS_APART_SECONDS
 from forge_dist.watching._watch import TICK_SECONDS, AwakeClock, Stall, Watch, Watched
 
 # How long the workers of a node may go on after one of them failed: what they still have to report is in their exceptions.
@@ -48,6 +50,7 @@ class Supervisor:
         self._on_stall, self._left_early = on_stall, left_early
         self._done = threading.Event()
         self._forwarded: dict[int, int] = {}
+        self._forwarded_at: dict[int, float] = {}
         self._polls_at_end: dict[int, int] = {}
         self._early: dict[int, bool] = {}
         self.signals = signals
@@ -61,9 +64,10 @@ class Supervisor:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the workers, and take SIGTERM, SIGINT and SIGHUP, within the block.
+        """Watch the workers, and take the signals that ask for an end, within the block.
 
-        Signals in the main thread only, where Python allows it.
+        Signals in the main thread only, where Python allows it. SIGUSR1, which Slurm's `--signal` is often told to send, is one
+        of them unless the program has a handler of its own.
         """
         handlers: dict[int, object] = {}
         if threading.current_thread() is threading.main_thread():
@@ -71,6 +75,8 @@ class Supervisor:
                 handlers[number] = signal.signal(number, self._on_signal)
             if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` has it
                 handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._on_hang_up)
+            if signal.getsignal(signal.SIGUSR1) in (signal.SIG_DFL, handlers[signal.SIGTERM]):  # else it has another meaning
+                handlers[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_hang_up)
         thread = threading.Thread(target=self._watch, name="forge-supervisor", daemon=True)
         thread.start()
         try:
@@ -93,7 +99,7 @@ class Supervisor:
             raise Interrupted
 
     def _on_hang_up(self, _number: int, frame: FrameType | None) -> None:
-        """Take the first SIGHUP as a SIGTERM: the shell and the kernel each send one."""
+        """Take the first SIGHUP (the shell and the kernel each send one) or SIGUSR1 as a SIGTERM."""
         if not self.signals:
             self._on_signal(signal.SIGTERM, frame)
 
@@ -167,11 +173,14 @@ class Supervisor:
 
     def _forward_signals(self, alive: list[int]) -> None:
         """Send each living worker the next signal that it has not had."""
-        received = list(self.signals)
+        received, now = list(self.signals), time.monotonic()
         for pid in alive:
+            if now - self._forwarded_at.get(pid, -math.inf) < SIGNALS_APART_SECONDS:
+                continue
             for number in received[self._forwarded.get(pid, 0) :]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
                 # Two equal signals at once would arrive as one, and the second has a meaning of its own.
                 self._forwarded[pid] = self._forwarded.get(pid, 0) + 1
+                self._forwarded_at[pid] = now
                 break

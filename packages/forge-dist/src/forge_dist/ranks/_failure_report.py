@@ -29,6 +29,9 @@ LAUNCHER = "FORGE_LAUNCHER_PID"
 # Set by it too: the file of a worker's beats, which it reads.
 BEATS = "FORGE_BEATS"
 
+SIGNALS_APART_SECONDS = 2.0
+"""Least time between two signals that a launcher forwards to a rank."""
+_SAME_SIGNAL_SECONDS = 1.5
 _POLL_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
 """Option of Linux's prctl: the signal that a process gets when its parent dies."""
@@ -106,6 +109,17 @@ def beats_of_launcher() -> Path | None:
     """Return the file of beats that this package's launcher reads; None without one."""
     file, launcher = os.environ.get(BEATS), os.environ.get(LAUNCHER)
     return Path(file) if file and launcher == str(os.getppid()) else None
+
+
+def same_signal_seconds() -> float:
+    """Return seconds within which a second signal is the first one once more.
+
+    It is 0 without a launcher.
+    Slurm and systemd signal every process of a job, the ranks too, to which this package's launcher or torchrun forwards its
+    own.
+    """
+    launched = os.environ.get(LAUNCHER) == str(os.getppid()) or "TORCHELASTIC_RUN_ID" in os.environ
+    return _SAME_SIGNAL_SECONDS if launched else 0.0
 
 
 def exit_status_of(error: SystemExit) -> int:

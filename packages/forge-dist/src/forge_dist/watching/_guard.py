@@ -36,7 +36,7 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 def main(pid: int, rank: int, world_size: int, board: Path, log_dir: Path) -> None:
     """Guard a process until it ends or says that it needs no guard."""
     # A terminal sends its signals to both; what becomes of them is the other's affair.
-    for number in (*_STOPPING, signal.SIGHUP):
+    for number in (*_STOPPING, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     watch = Watch(alone=lambda: world_size == 1, named=world_size > 1)
     watched, signals = [Watched(rank, board, pid)], _Signals()

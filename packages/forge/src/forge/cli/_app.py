@@ -36,14 +36,14 @@ _ANSWER_SECONDS = 10.0
 """How long a further rank that torchrun started leaves the first one the word, which most likely fails for the same reason."""
 _COMPLETION = "--install-completion"
 _TERMINATED = "SIGTERM"
-_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _OUTPUT_CLOSED = 141
 """Exit status where nobody reads the output any more, as a shell has it of a program that SIGPIPE ended."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP as an exception, cleaned up after as Ctrl-C is."""
+    """SIGTERM, SIGHUP or SIGUSR1 as an exception, cleaned up after as Ctrl-C is."""
 
 
 def _terminate(*_: object) -> None:
@@ -67,8 +67,9 @@ def main(argv: Sequence[str] | None = None, make: Callable[[str | None, Sequence
     words = [word for word in words if word != "--debug"]
     before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in _STOPPING}
     signal.signal(signal.SIGTERM, _terminate)
-    if before[signal.SIGHUP] == signal.SIG_DFL:  # not so under `nohup`
-        signal.signal(signal.SIGHUP, _terminate)
+    for number in (signal.SIGHUP, signal.SIGUSR1):  # SIGHUP is ignored under `nohup`; Slurm's --signal may send the other
+        if before[number] == signal.SIG_DFL:
+            signal.signal(number, _terminate)
     status = 1
     try:
         status = _status(words, make, debug=debug)

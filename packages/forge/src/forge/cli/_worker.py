@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
+import time
 import traceback
 from importlib import import_module
 from pathlib import Path
@@ -27,8 +29,12 @@ class _Termination:
     """
 
     came = False
+    _last = -math.inf
 
     def __call__(self, *_: object) -> None:
+        before, self._last = self._last, time.monotonic()
+        if self.came and self._last - before < forge_dist.same_signal_seconds():
+            return
         self.came = True
         raise KeyboardInterrupt
 
@@ -36,7 +42,8 @@ class _Termination:
 def main(module: str, verb: str, settings: str) -> None:
     """Run one rank of a verb; the launcher prints an error that is an answer to the user."""
     termination = _Termination()
-    signal.signal(signal.SIGTERM, termination)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, termination)
     try:
         with forge_dist.worker_report():
             try:
@@ -46,7 +53,7 @@ def main(module: str, verb: str, settings: str) -> None:
                 train(task, read_settings(task, file), tokenized_rows(file.with_name(ROWS)))
             except PreemptedError as stopped:
                 # Its state is saved: a second signal is not to give another status.
-                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
                     signal.signal(number, signal.SIG_IGN)
                 raise SystemExit(stopped.exit_status) from None
             except BaseException as error:

@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT or SIGHUP → a flag that the run reads between two steps."""
+"""SIGTERM, SIGINT, SIGHUP or SIGUSR1 → a flag that the run reads between two steps."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
@@ -13,8 +14,9 @@ from typing import Any, Self
 
 import forge_dist
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""SIGHUP comes where the terminal is closed or its connection lost."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+"""SIGHUP comes where the terminal is closed or its connection lost, SIGUSR1 where Slurm's `--signal` is told to send it."""
+_ONCE = (signal.SIGHUP, signal.SIGUSR1)
 
 _lost: list[KeyboardInterrupt] = []
 
@@ -49,22 +51,33 @@ def raise_lost() -> None:
         raise type(_lost[0])(*_lost[0].args)
 
 
+def _asks_for_the_end(number: signal.Signals) -> bool:
+    """Return whether a signal has no other meaning here."""
+    handler = signal.getsignal(number)
+    if number == signal.SIGHUP:
+        return handler != signal.SIG_IGN
+    return number != signal.SIGUSR1 or handler in (signal.SIG_DFL, signal.getsignal(signal.SIGTERM))
+
+
 class StopSignal:
     """Handler that notes the first signal in `received`; a second one does what it did before.
 
-    Not a second SIGHUP: the shell and the kernel each send one. Where SIGHUP is ignored (`nohup`) it stays so. Active inside
-    its `with` block. Python delivers signals to its main thread alone: in any other nothing changes.
+    Not a second SIGHUP (the shell and the kernel each send one) or SIGUSR1. Where SIGHUP is ignored (`nohup`) it stays so, and
+    SIGUSR1 is left to a handler that the program has for it. Of a rank that a launcher started, a second signal just after the
+    first is the same one. Active inside its `with` block. Python delivers signals to its main thread alone: in any other
+    nothing changes.
     """
 
     def __init__(self) -> None:
         self.received: str | None = None
         """Name of the signal that came, or None."""
         self._before: dict[signal.Signals, Any] = {}
+        self._until = 0.0
 
     def __enter__(self) -> Self:
         raise_lost()
         if threading.current_thread() is threading.main_thread():
-            taken = [number for number in _SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+            taken = [number for number in _SIGNALS if _asks_for_the_end(number)]
             self._before = {number: signal.signal(number, self._receive) for number in taken}
         return self
 
@@ -79,12 +92,20 @@ class StopSignal:
                 signal.signal(number, signal.SIG_IGN)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
+        if self.received is not None:
+            if time.monotonic() > self._until:
+                self._restore()
+                signal.raise_signal(number)
+            return
         self.received = signal.Signals(number).name
-        hang_up = self._before.pop(signal.SIGHUP, None)
-        self._restore()
-        if hang_up is not None:
-            self._before = {signal.SIGHUP: hang_up}
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        same = forge_dist.same_signal_seconds()
+        self._until = time.monotonic() + same
+        once = {number: self._before.pop(number) for number in _ONCE if number in self._before}
+        if not same:
+            self._restore()
+        self._before |= once
+        for ignored in once:
+            signal.signal(ignored, signal.SIG_IGN)
         # Not `print`: the step may hold the lock of stderr, or be within a `print` of its own, which would be an error.
         began = "\n" if os.isatty(2) else ""  # the terminal has shown ^C, or a bar, on this line
         said = "this step is finished and its state saved, then the run ends; a second signal ends it at once."
