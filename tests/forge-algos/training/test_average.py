@@ -135,3 +135,10 @@ def test_another_model_that_does_not_fit_is_refused():
     optimizer, average = averaged(tuned)
     with pytest.raises(OptimizerError, match=r"its configuration has rope_parameters=.*7.0.*, and that of the trained model"):
         average.begin_as(tuned, other)
+    other, tuned = make(), make()
+    other.config.another_librarys_version = "2026.1"
+    average = averaged(tuned)[1]
+    average.begin_as(tuned, other)
+    other.config.rms_norm_eps = 7.0
+    with pytest.raises(OptimizerError, match=r"its configuration has rms_norm_eps=7.0"):
+        average.begin_as(tuned, other)

@@ -1,8 +1,10 @@
 """Exponential moving average of the trained weights, kept beside the optimizer's state."""
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,8 +67,9 @@ class WeightAverage:
             after: steps that were made before, where a run is resumed: the moves that followed them are made again.
 
         Raises:
-            OptimizerError: the models differ in a number of their configurations, in a weight's name, its shape, or how ranks
-                divide it, or in a weight that is not trained; or `after` of an average that follows no `every`-th step.
+            OptimizerError: the models differ in an entry of their configurations that code reads, in a weight's name, its
+                shape, or how ranks divide it, or in a weight that is not trained; or `after` of an average that follows no
+                `every`-th step.
         """
         if after and self._every is None:
             raise OptimizerError("begin_as(after=...): which steps moved the average is not known; give WeightAverage every=")
@@ -75,6 +78,9 @@ class WeightAverage:
         if unlike := sorted(theirs.keys() ^ set(names.values())):
             raise OptimizerError(f"only one of both models has the weight {unlike[0]}")
         here, there = _configuration(model), _configuration(other)
+        if here != there:
+            words = _words_of_code(model)
+            here, there = _kept(here, words), _kept(there, words)
         if different := sorted(key for key in here.keys() | there.keys() if here.get(key) != there.get(key)):
             key = different[0]
             raise OptimizerError(f"its configuration has {key}={there.get(key)}, and that of the trained model {here.get(key)}")
@@ -161,6 +167,32 @@ def _configuration(model: nn.Module) -> dict[str, Any]:
 
     config: Any = getattr(causal_model(model), "config", None)
     return {} if config is None else read(config.to_dict())
+
+
+def _words_of_code(model: nn.Module) -> set[str]:
+    """Return every word in the source of a model, its configuration and what models share.
+
+    An entry of config.json that is none of them, such as another library's version, is read by nothing.
+    """
+    causal = causal_model(model)
+    kinds = {kind for module in causal.modules() for kind in type(module).__mro__}
+    kinds |= set(type(getattr(causal, "config", None)).__mro__)
+    shared = (
+        name for name in sys.modules if re.match(r"transformers\.(modeling|masking|configuration|integrations|cache)", name)
+    )
+    names = {kind.__module__ for kind in kinds} | set(shared)
+    words: set[str] = set()
+    for name in names:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None and file.endswith(".py"):
+            words.update(re.findall(r"\w+", Path(file).read_text(encoding="utf-8")))
+    return words
+
+
+def _kept(found: dict[str, Any], words: set[str]) -> dict[str, Any]:
+    """Return the entries of a configuration that are among the words, in nested ones too."""
+    kept = {key: value for key, value in found.items() if str(key) in words}
+    return {key: _kept(value, words) if isinstance(value, dict) else value for key, value in kept.items()}
 
 
 def _layout(weight: torch.Tensor) -> str:
