@@ -101,6 +101,13 @@ def test_an_integer_is_a_number():
     assert DataSettings(data_path="x", validation_split=0).validation_split == 0
 
 
+def test_held_out_rows_as_a_number():
+    """A whole number counts samples; a float of it is refused, as a share of 1 would leave nothing."""
+    assert DataSettings(data_path="x", validation_split=200).validation_split == 200
+    with pytest.raises(ValueError, match="less than 1, or a whole number of samples, got 200.0"):
+        DataSettings(data_path="x", validation_split=200.0)
+
+
 def test_one_source_of_held_out_rows():
     """A file of held-out rows and a share of the training rows exclude each other."""
     with pytest.raises(ValueError, match="eval_data_path .* and validation_split .* give one of them"):

@@ -29,13 +29,16 @@ def test_measurements_without_held_out_rows_are_nothing_there(keys: str) -> None
         assert set(HELD_OUT) & converted(f"{AXOLOTL}{rows}\n{keys}\n").settings.keys()
 
 
-def test_a_number_of_held_out_rows_is_named_by_its_key() -> None:
-    """Axolotl's `val_set_size` was said to be `val_size`."""
+@pytest.mark.parametrize(("size", "held_out"), [("500", 500), ("20.5", 20), ("0.05", 0.05), ("0", None), ("0.0", None)])
+def test_held_out_rows(size: str, held_out: float | None) -> None:
+    """A size above 1 is a number of rows, and its fraction is dropped.
+
+    Axolotl 0.18 `utils/data/sft.py` and LLaMA-Factory 0.9.5 `data/data_utils.py`: `int(size) if size > 1`.
+    """
     for text, key in ((AXOLOTL, "val_set_size"), (FACTORY.format(stage="sft"), "val_size")):
-        assert (
-            f"{key}: 500: a number of rows; validation_split is a share of them, below 1"
-            in converted(f"{text}{key}: 500\n").lost
-        )
+        found = converted(f"{text}{key}: {size}\n")
+        assert found.settings.get("validation_split") == held_out
+        assert not [line for line in found.lost if line.startswith(key)]
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,13 @@ def _share(_: object, attribute: "attrs.Attribute[Any]", value: float) -> None:
         raise ValueError(f"{attribute.name} must be at least 0 and less than 1, got {value!r}")
 
 
+def _share_or_count(_: object, attribute: "attrs.Attribute[Any]", value: float) -> None:
+    if not (0 <= value < 1 or isinstance(value, int)) or value < 0:
+        raise ValueError(
+            f"{attribute.name} must be a share, at least 0 and less than 1, or a whole number of samples, got {value!r}"
+        )
+
+
 def _as_arguments(value: Any) -> Any:
     return keyword_arguments(_as_tuple(value))
 
@@ -135,8 +142,9 @@ class RowSettings:
     )
     """Held-out rows, in any form that data_path may have. Not together with validation_split."""
 
-    validation_split: float = attrs.field(default=0.0, validator=[_number, _share])
-    """Share of the kept rows that is held out and never trained on, at least 0 and less than 1."""
+    validation_split: int | float = attrs.field(default=0.0, validator=[_number, _share_or_count])
+    """Share of the kept rows that is held out and never trained on, at least 0 and less than 1; or from 1 on the number of
+    samples (of preferences, pairs). What came from one row, and samples of the same tokens, stay on one side."""
 
     preprocess: str | None = attrs.field(default=None, validator=validators.optional(_function))
     """Your own function that gets each row first, as package.module:function; it returns the row, several, or none."""

@@ -181,11 +181,11 @@ def data(draft: Draft) -> None:
     _evaluations(draft)
     _savings(draft)
     for key in ("val_set_size", "val_size"):
-        share = left.get(key)
-        if isinstance(share, (int, float)) and not 0 < share < 1:
+        part = left.get(key)
+        if part in (0, 0.0):
             del left[key]
-            if share:
-                lost.append(f"{key}: {share}: a number of rows; validation_split is a share of them, below 1")
+        elif isinstance(part, int | float) and part > 1:
+            left[key] = int(part)  # a number of rows, of which both libraries drop the fraction
     _order(draft)
     _long_rows(draft)
 
