@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import attrs
 from attrs import validators
 
-from forge_data._formats import AUTO, BUILT_IN, is_known, names
+from forge_data._formats import AUTO, BUILT_IN, is_axolotl, is_known, listed, names
 from forge_data._shell_values import columns_of, paths_of
 from forge_data._values import keyword_arguments, nearest
 
@@ -109,7 +109,7 @@ def _format(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{attribute.name} must be a string, got {value!r}")
     if not is_known(value):
-        raise ValueError(f"{attribute.name} must be one of {', '.join(names())}, got {value!r}{nearest(value, names())}")
+        raise ValueError(f"{attribute.name} must be one of {listed()}, got {value!r}{nearest(value, names())}")
 
 
 def _function(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
@@ -269,7 +269,8 @@ class DataSettings(ChatTemplateSettings, PretrainDataSettings):
     """Longest sample in tokens; on_overflow decides what becomes of longer ones. No limit by default."""
 
     data_format: Format = attrs.field(default=AUTO, validator=_format)
-    """Format of the rows: one of these, or one that an installed package adds. By default it is detected from their fields."""
+    """Format of the rows: one of these, axolotl:TYPE (a type of data set in Axolotl, which asks in a text of its own, such as
+    axolotl:alpaca), or one that an installed package adds. By default it is detected from their fields."""
 
     train_on: TrainOn = attrs.field(default="assistant", validator=_one_of(TrainOn))
     """What is learned: every assistant turn, the last one, the completion of prompt/completion rows, or all tokens."""
@@ -305,7 +306,7 @@ class PreferenceDataSettings(DataSettings):
         suitable = [AUTO, *(name for name, row in BUILT_IN.items() if row.preferences)]
         wrong = {
             "data_format": (
-                self.data_format in BUILT_IN and self.data_format not in suitable,
+                (self.data_format in BUILT_IN or is_axolotl(self.data_format)) and self.data_format not in suitable,
                 f"holds no preferences: use {' or '.join(suitable)}",
             ),
             "train_on": (

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 def split_indices(groups: "NDArray[np.int64]", part: float, seed: int) -> tuple["NDArray[np.int64]", "NDArray[np.int64]"]:
     """Choose samples to hold out: (kept, held out), both int64 and rising.
 
-    About `round(count * part)`, or `part` itself where it is a whole number, are held out, and whole groups only. Each group gets a hash of (seed, its first sample), and
-    the smallest hashes are held out. A library's shuffle may change from release to release; this does not, so a held-out set
-    stays unseen.
+    About `round(count * part)`, or `part` itself where it is a whole number, are held out, and whole groups only. Each group
+    gets a hash of (seed, its first sample), and the smallest hashes are held out. A library's shuffle may change from release
+    to release; this does not, so a held-out set stays unseen.
 
     Args:
         groups: int64[N], for each sample the first one of its group; a sample that is alone names itself.

@@ -13,20 +13,13 @@ from forge.settings.convert._draft import ONLINE, Draft
 
 FORMATS = {
     "chat_template": "messages",
-    "alpaca": "alpaca",
     "sharegpt": "sharegpt",
     "completion": "text",
     "chat_template.default": "auto",
 }
 """Type of a data set in Axolotl → data_format."""
-_TYPES = {
-    "alpaca": (
-        'Axolotl writes such rows in the Alpaca prompt ("### Instruction:"), forge in the chat template; for the same words '
-        "give chat_template=alpaca where no row has an input, else make rows of prompt and completion with preprocess"
-    ),
-    "input_output": "segments with labels are no format here: make rows of input_ids and labels with preprocess",
-}
-"""Type of a data set in Axolotl → what becomes of it here, where that is not the same."""
+_PROMPTED = ("sft", "osft", "distill")
+"""Verbs that learn rows of Axolotl's own prompt types, as `axolotl:TYPE`."""
 _ROLES = {"user": ("human", "user"), "assistant": ("gpt", "assistant"), "system": ("system",), "tool": ("tool",)}
 _AS_ANYWAY: dict[str, tuple[object, ...]] = {
     "roles_to_train": (["assistant"], ["gpt", "assistant"], ["assistant", "gpt"]),
@@ -159,13 +152,13 @@ def data(draft: Draft) -> None:
         for each in given if isinstance(given, list) else [given]:
             paths += _paths(each, key, kinds, draft)
         found[setting] = paths[0] if len(paths) == 1 else paths
-    draft.lost += [f"datasets[].type: {kind}: {_TYPES[kind]}" for kind in dict.fromkeys(kinds) if kind in _TYPES]
-    formats = {FORMATS[kind] for kind in kinds if kind in FORMATS}
+    formats = {each for each in (_format_of(kind, draft) for kind in kinds) if each is not None}
     if set(kinds) == {"completion"} and "on_overflow" in draft.known:
         found["on_overflow"] = "split"  # long texts are cut into several there too
     if len(set(kinds)) > 1:
         lost.append(
             f"datasets[].type: {', '.join(kinds)}: one data_format holds for all; it is left open, and recognised from the rows"
+            + (", so that none is written in a prompt of Axolotl's own" if any(":" in each for each in formats) else "")
         )
     elif formats - {"auto"}:
         found["data_format"] = formats.pop()
@@ -361,7 +354,7 @@ def _paths(each: Any, key: str, kinds: list[str], draft: Draft) -> list[str]:
     own.pop("ds_type", None)
     if kind is not None and key == "datasets":
         kinds.append(str(kind))
-        if str(kind) not in FORMATS and str(kind) not in _TYPES:
+        if _format_of(str(kind), draft) is None:
             here = _OF_AN_ENTRY["type"]
             if isinstance(kind, Mapping):
                 here += "; columns of other names are read with rename_columns ({question: prompt, answer: completion})"
@@ -379,6 +372,20 @@ def _paths(each: Any, key: str, kinds: list[str], draft: Draft) -> list[str]:
     if _FILE.search(str(path)):
         return [str(path)]
     return [":".join([str(path), *([str(config)] if config else []), str(split or "train")])]
+
+
+def _format_of(kind: str, draft: Draft) -> str | None:
+    """Return the format of rows that Axolotl has a type for; None where there is none."""
+    if kind in FORMATS:
+        return FORMATS[kind]
+    field = draft.known.get("data_format")
+    if field is None or field.validator is None or draft.verb not in _PROMPTED:
+        return None
+    try:
+        field.validator(None, field, f"axolotl:{kind}")
+    except ValueError:
+        return None
+    return f"axolotl:{kind}"
 
 
 def _usual(roles: Any) -> bool:
