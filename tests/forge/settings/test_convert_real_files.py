@@ -122,14 +122,16 @@ def test_a_column_that_is_two_things() -> None:
     [
         AXOLOTL + "adapter: lora\nlora_target_modules: {}\n",
         TRL + "use_peft: true\nlora_target_modules: {}\n",
-        "stage: sft\nmodel_name_or_path: m\nlora_target: {}\n",
     ],
 )
-def test_a_regular_expression_is_no_name_of_a_layer(text: str, pattern: str) -> None:
-    """PEFT reads a text as one; as a name here it would match nothing, and be refused once the model is loaded."""
+def test_a_regular_expression_of_layers(text: str, pattern: str) -> None:
+    """PEFT reads a text as one, of whole names; 27 of Axolotl's examples have one."""
     found = converted(text.format(json.dumps(pattern)))
-    assert "target_modules" not in found.settings
-    assert any("a regular expression: target_modules takes names" in line for line in found.lost)
+    assert found.settings["target_modules"] == (f"re:{pattern}",)
+    assert not [line for line in found.lost if line.startswith("lora_target")]
+    lost = converted(f"stage: sft\nmodel_name_or_path: m\nlora_target: {json.dumps(pattern)}\n")
+    assert "target_modules" not in lost.settings
+    assert any("lora_target: " in line and "parts of names there too" in line for line in lost.lost)
 
 
 def test_names_of_layers_are_no_regular_expression() -> None:
