@@ -9,7 +9,7 @@ import pytest
 
 from forge_data import DataSettings, PreferenceDataSettings, PretrainDataSettings, PromptDataSettings
 from forge_data._formats import BUILT_IN
-from forge_data._options import ON_BAD_PAIR, ON_LONG_PROMPT, ON_OVERFLOW, TRAIN_ON, TURNS
+from forge_data._options import ON_BAD_PAIR, ON_LONG_PROMPT, ON_OVERFLOW, TURNS
 from forge_data._settings import Format, OnBadPair, OnLongPrompt, OnOverflow, TrainOn, TurnsForm
 
 
@@ -69,7 +69,7 @@ def test_paths(field, path):
         ("num_proc", 0),
         ("data_format", ""),
         ("data_format", "mesages"),
-        ("train_on", "user"),
+        ("train_on", "robot"),
         ("on_overflow", "cut"),
         ("lint", "maybe"),
         ("preprocess", "function"),
@@ -124,7 +124,7 @@ def test_no_dead_setting():
 
 def test_the_same_words():
     """Settings and `prepare` accept the same values."""
-    assert get_args(TrainOn) == TRAIN_ON
+    assert get_args(get_args(TrainOn)[0]) == ("assistant", "last", "completion", "all")
     assert get_args(OnOverflow) == ON_OVERFLOW
     assert get_args(TurnsForm) == TURNS
     assert get_args(get_args(Format)[0]) == ("auto", *BUILT_IN)

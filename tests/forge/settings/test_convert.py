@@ -933,8 +933,12 @@ def test_simpo_has_the_likelihood_that_it_has_there(text: str, alpha: str, there
         ),
         (AXOLOTL + "rl: simpo\n", "normalize: the likelihood of the wanted answers is a mean over a micro-batch"),
         (
-            AXOLOTL + "datasets: [{path: a, roles_to_train: [user]}]\n",
-            "roles_to_train: ['user']: here: assistant turns are learned",
+            AXOLOTL + "rl: dpo\ndatasets: [{path: a, roles_to_train: [user]}]\n",
+            "roles_to_train: ['user']: here: name the roles in",
+        ),
+        (
+            AXOLOTL + "datasets: [{path: a, roles_to_train: [user]}, {path: b, roles_to_train: [gpt]}]\n",
+            "datasets[].roles_to_train: ['gpt']: one train_on holds for all data sets",
         ),
         (AXOLOTL + "datasets: [{path: a, shards: 10}]\n", "shards: 10: a part of the rows"),
         (AXOLOTL + "fsdp_config: {ignored_modules: [x]}\n", "fsdp_config.ignored_modules: ['x']: all weights are divided"),

@@ -109,6 +109,24 @@ def test_names_of_columns(text: str, columns: dict[str, str] | None) -> None:
     assert not [line for line in found.lost if "field" in line or "text_column" in line]
 
 
+@pytest.mark.parametrize(
+    ("text", "train_on"),
+    [
+        ("datasets: [{path: a, type: chat_template, roles_to_train: [assistant, user]}]\n", "assistant,user"),
+        ("datasets: [{path: a, type: chat_template, roles_to_train: [gpt, human]}]\n", "assistant,user"),
+        ("datasets: [{path: a, type: chat_template, roles_to_train: [gpt]}]\n", None),
+        ("train_on_inputs: true\ndatasets: [{path: a, type: chat_template}]\n", "user,assistant,system,tool"),
+        ("train_on_inputs: true\ndatasets: [{path: a, type: alpaca}]\n", "all"),
+        ("train_on_inputs: false\ndatasets: [{path: a, type: chat_template}]\n", None),
+    ],
+)
+def test_whose_messages_are_learned(text: str, train_on: str | None) -> None:
+    """Roles are named in train_on; what train_on_inputs learns of a conversation is every message, and no header."""
+    found = converted(AXOLOTL + text)
+    assert found.settings.get("train_on") == train_on
+    assert about(found) == set()
+
+
 def test_a_column_that_is_two_things() -> None:
     """Of two data sets that read one column as two things the recipe takes the first, and says so."""
     found = converted(AXOLOTL + "datasets: [{path: a, field_messages: x}, {path: b, field: x}]\n")

@@ -22,14 +22,16 @@ from attrs import validators
 
 from forge_data._formats import AUTO, BUILT_IN, is_axolotl, is_known, listed, names
 from forge_data._shell_values import columns_of, paths_of
-from forge_data._values import keyword_arguments, nearest
+from forge_data._values import MESSAGE_ROLES, keyword_arguments, nearest
 
+TRAIN_ON = ("assistant", "last", "completion", "all")
 if TYPE_CHECKING:
     Format = str
+    TrainOn = str
 else:
     # The choices for a command line and its help, made from the one table of formats; other packages may add names.
     Format = Literal[(AUTO, *BUILT_IN)] | str
-TrainOn = Literal["assistant", "last", "completion", "all"]
+    TrainOn = Literal[TRAIN_ON] | str
 TurnsForm = Literal["auto", "history"]
 OnOverflow = Literal["drop", "truncate", "split", "error"]
 OnLongPrompt = Literal["drop", "error"]
@@ -103,6 +105,23 @@ def _one_of(kind: Any) -> Any:
             raise ValueError(f"{attribute.name} must be one of {', '.join(get_args(kind))}, got {value!r}")
 
     return check
+
+
+def train_on_fault(value: str) -> str | None:
+    """Say what `train_on` must be, unless a text is that."""
+    roles = value.split(",")
+    if value in TRAIN_ON or (set(roles) <= set(MESSAGE_ROLES) and len(set(roles)) == len(roles)):
+        return None
+    return (
+        f"must be one of {', '.join(TRAIN_ON)}, or roles with commas between them ({', '.join(MESSAGE_ROLES)}), got {value!r}"
+    )
+
+
+def _train_on(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{attribute.name} must be a string, such as assistant,user, got {value!r}")
+    if fault := train_on_fault(value):
+        raise ValueError(f"{attribute.name} {fault}")
 
 
 def _format(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
@@ -272,8 +291,9 @@ class DataSettings(ChatTemplateSettings, PretrainDataSettings):
     """Format of the rows: one of these, axolotl:TYPE (a type of data set in Axolotl, which asks in a text of its own, such as
     axolotl:alpaca), or one that an installed package adds. By default it is detected from their fields."""
 
-    train_on: TrainOn = attrs.field(default="assistant", validator=_one_of(TrainOn))
-    """What is learned: every assistant turn, the last one, the completion of prompt/completion rows, or all tokens."""
+    train_on: TrainOn = attrs.field(default="assistant", validator=_train_on)
+    """What is learned: every assistant turn, the last one, the completion of prompt/completion rows, or all tokens; or what
+    several roles say, such as assistant,user, each message with the token that ends it."""
 
     turns: TurnsForm = attrs.field(default="auto", validator=_one_of(TurnsForm))
     """In which form turns are learned: each in the context in which the model will be asked for it (auto), as one sample where
@@ -310,7 +330,7 @@ class PreferenceDataSettings(DataSettings):
                 f"holds no preferences: use {' or '.join(suitable)}",
             ),
             "train_on": (
-                self.train_on == "all",
+                self.train_on not in ("assistant", "last", "completion"),
                 "learns the prompt too, which prefers nothing: use assistant, last or completion",
             ),
             "on_overflow": (self.on_overflow == "split", "cannot cut a preference into several: use drop, truncate or error"),

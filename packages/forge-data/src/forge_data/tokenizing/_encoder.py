@@ -11,6 +11,7 @@ import numpy as np
 from forge_data._errors import DataError, TokenizerError
 from forge_data._example import IGNORED, TokenizedExample
 from forge_data._media import Media
+from forge_data._values import MESSAGE_ROLES
 from forge_data.chat_template._block import has_reasoning
 from forge_data.chat_template._template import Written
 from forge_data.chat_template._trace import Run
@@ -308,6 +309,7 @@ class Encoder:
         everything = self._train_on == "all"
         match part:
             case Text():
+                self._refuse_roles(part)
                 border, end = len(part.prompt), len(part.prompt) + len(part.completion)
                 text, runs = part.prompt + part.completion, [(0, border, 0), (border, end, 1)]
                 spans, roles = [Span.plain(border, end)], ("prompt", "completion")
@@ -321,8 +323,16 @@ class Encoder:
                 runs, roles = [(0, len(part.text), 0)], ("document",)
                 return _Job(part.text, [], runs, roles, whole=True, ends_from=0, weights=weights_of(part))
 
+    def _refuse_roles(self, part: Text | Pieces) -> None:
+        if "," in self._train_on or (self._train_on in MESSAGE_ROLES and self._train_on != "assistant"):
+            raise DataError(
+                f"{part.place}: `train_on` is {self._train_on!r}, and the row is text, of which nobody's role is known; use "
+                "assistant, or all to learn the prompt too"
+            )
+
     def _pieces(self, part: Pieces) -> TokenizedExample:
         """Encode texts each alone, with what the tokenizer adds around the whole."""
+        self._refuse_roles(part)
         if part.bare and self._train_on not in ("assistant", "all"):
             raise DataError(
                 f"{part.place}: `train_on` is {self._train_on!r}, and the row holds segments, whose labels say what is "

@@ -22,7 +22,7 @@ _PROMPTED = ("sft", "osft", "distill")
 """Verbs that learn rows of Axolotl's own prompt types, as `axolotl:TYPE`."""
 _ROLES = {"user": ("human", "user"), "assistant": ("gpt", "assistant"), "system": ("system",), "tool": ("tool",)}
 _AS_ANYWAY: dict[str, tuple[object, ...]] = {
-    "roles_to_train": (["assistant"], ["gpt", "assistant"], ["assistant", "gpt"]),
+    "roles_to_train": (["assistant"],),
     "train_on_eos": ("turn",),
     "chat_template": ("tokenizer_default",),
     "field": ("text",),
@@ -279,6 +279,15 @@ def rows(draft: Draft) -> None:
         column = left.pop("dataset_text_field")
         if column != "text":
             _rename(column, "text", draft)
+    roles = _roles(left.get("roles_to_train"))
+    if roles and draft.verb in _PROMPTED:
+        del left["roles_to_train"]
+        if roles != ["assistant"]:
+            draft.found["train_on"] = ",".join(roles)
+    elif left.get("train_on_inputs") is True and draft.library == "Axolotl" and draft.found.get("data_format") == "messages":
+        # What every message says and its end, and nothing that the template writes around it.
+        del left["train_on_inputs"]
+        draft.found["train_on"] = ",".join(_ROLES)
     draft.drop("roles_to_train", when=(["assistant"],))
     draft.drop("train_on_eos", when=("turn",))
     draft.drop("flash_attention", "flash_attn", "use_flash_attention_2", when=(True, False, "auto", "fa2"))
@@ -362,6 +371,10 @@ def _paths(each: Any, key: str, kinds: list[str], draft: Draft) -> list[str]:
     for name, value in own.items():
         if name in _COLUMNS and isinstance(value, str) and value not in _AS_ANYWAY.get(name, ()):
             _rename(value, _COLUMNS[name], draft)
+        elif name == "roles_to_train" and draft.verb in _PROMPTED and (roles := _roles(value)):
+            draft.left.setdefault("roles_to_train", roles)
+            if draft.left["roles_to_train"] != roles:
+                lost.append(f"{key}[].roles_to_train: {value!r}: one train_on holds for all data sets")
         elif value not in (None, *_AS_ANYWAY.get(name, ())) and not (name == "roles" and _usual(value)):
             lost.append(f"{key}[].{name}: {value!r}: {_instead(name)}")
     if files is not None:
@@ -372,6 +385,13 @@ def _paths(each: Any, key: str, kinds: list[str], draft: Draft) -> list[str]:
     if _FILE.search(str(path)):
         return [str(path)]
     return [":".join([str(path), *([str(config)] if config else []), str(split or "train")])]
+
+
+def _roles(value: Any) -> list[str] | None:
+    """Return roles in the names that they have here; None where one is not known."""
+    names = {theirs: role for role, own in _ROLES.items() for theirs in own}
+    roles = value if isinstance(value, list) else []
+    return sorted({names[role] for role in roles}) if roles and all(role in names for role in roles) else None
 
 
 def _format_of(kind: str, draft: Draft) -> str | None:
