@@ -9,7 +9,7 @@ import pytest
 
 from forge_data import DataSettings, PreferenceDataSettings, PretrainDataSettings, PromptDataSettings
 from forge_data._formats import BUILT_IN
-from forge_data._options import ON_BAD_PAIR, ON_LONG_PROMPT, ON_OVERFLOW, TRAIN_ON, TURNS
+from forge_data._options import ON_BAD_PAIR, ON_LONG_PROMPT, ON_OVERFLOW, TURNS
 from forge_data._settings import Format, OnBadPair, OnLongPrompt, OnOverflow, TrainOn, TurnsForm
 
 
@@ -69,7 +69,7 @@ def test_paths(field, path):
         ("num_proc", 0),
         ("data_format", ""),
         ("data_format", "mesages"),
-        ("train_on", "user"),
+        ("train_on", "robot"),
         ("on_overflow", "cut"),
         ("lint", "maybe"),
         ("preprocess", "function"),
@@ -101,6 +101,13 @@ def test_an_integer_is_a_number():
     assert DataSettings(data_path="x", validation_split=0).validation_split == 0
 
 
+def test_held_out_rows_as_a_number():
+    """A whole number counts samples; a float of it is refused, as a share of 1 would leave nothing."""
+    assert DataSettings(data_path="x", validation_split=200).validation_split == 200
+    with pytest.raises(ValueError, match="less than 1, or a whole number of samples, got 200.0"):
+        DataSettings(data_path="x", validation_split=200.0)
+
+
 def test_one_source_of_held_out_rows():
     """A file of held-out rows and a share of the training rows exclude each other."""
     with pytest.raises(ValueError, match="eval_data_path .* and validation_split .* give one of them"):
@@ -117,7 +124,7 @@ def test_no_dead_setting():
 
 def test_the_same_words():
     """Settings and `prepare` accept the same values."""
-    assert get_args(TrainOn) == TRAIN_ON
+    assert get_args(get_args(TrainOn)[0]) == ("assistant", "last", "completion", "all")
     assert get_args(OnOverflow) == ON_OVERFLOW
     assert get_args(TurnsForm) == TURNS
     assert get_args(get_args(Format)[0]) == ("auto", *BUILT_IN)

@@ -218,7 +218,7 @@ OUT_OF_RANGE: dict[str, list[object]] = {
     "seed": [-1],
     "dtype": ["float8"],
     "lr_scheduler": ["cosin"],
-    "validation_split": [1.0, -0.5],
+    "validation_split": [1.5, -0.5, -3],
     "adapter": ["lor"],
     "attention": ["flash"],
     "save_samples": [-1],

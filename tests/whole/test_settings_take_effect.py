@@ -39,7 +39,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "add_special_tokens": ({}, (), ("the ",)),
     "data_path": ({}, "DATA", "OTHER DATA"),
     "eval_data_path": ({}, "HELD OUT", "OTHER HELD OUT"),
-    "validation_split": ({}, 0.25, 0.3),
+    "validation_split": ({}, 0.25, 3),
     "max_seq_len": ({}, 40, 60),
     "data_format": ({"data_path": "TWO WAYS"}, "messages", "text"),
     "train_on": ({}, "assistant", "last"),

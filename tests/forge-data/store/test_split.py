@@ -19,6 +19,15 @@ def test_parts(count, fraction, seed):
     assert np.all(np.diff(held_out) > 0)
 
 
+@given(count=st.integers(0, 300), part=st.integers(1, 320), seed=st.integers(0, 2**32 - 1))
+def test_a_number(count, part, seed):
+    """A whole number is that many, the same ones that a share of as many holds out."""
+    held_out = split_indices(np.arange(count), part, seed)[1]
+    assert len(held_out) == min(part, count)
+    if part < count:
+        assert held_out.tolist() == split_indices(np.arange(count), part / count, seed)[1].tolist()
+
+
 def test_written_down():
     """The same samples are held out for ever: seed 42 takes these of twenty."""
     assert split_indices(np.arange(20), 0.25, 42)[1].tolist() == [0, 3, 6, 7, 14]
@@ -36,7 +45,7 @@ def test_seeds_differ():
 
 @given(
     digests=st.lists(st.integers(0, 8), min_size=1, max_size=60),
-    fraction=st.floats(0.01, 0.99),
+    fraction=st.floats(0.01, 0.99) | st.integers(1, 60),
     seed=st.integers(0, 2**32 - 1),
     data=st.data(),
 )
@@ -49,7 +58,8 @@ def test_twins_stay_together(digests, fraction, seed, data):
     for keys in (np.array(digests), rows):
         assert not set(keys[train].tolist()) & set(keys[held_out].tolist())
     largest = int(np.unique(grouped(np.array(digests), rows), return_counts=True)[1].max())
-    assert abs(len(held_out) - round(count * fraction)) <= largest / 2
+    wanted = min(fraction, count) if isinstance(fraction, int) else round(count * fraction)
+    assert abs(len(held_out) - wanted) <= largest / 2
 
 
 def test_twins_of_twins():
@@ -57,10 +67,10 @@ def test_twins_of_twins():
     assert grouped(np.array([5, 6, 6, 7, 5]), np.array([0, 0, 1, 2, 3])).tolist() == [0, 0, 0, 3, 0]
 
 
-@pytest.mark.parametrize("fraction", [0, 1, -0.1, float("nan")])
+@pytest.mark.parametrize("fraction", [0, 1.0, -0.1, -3, 2.5, True, float("nan")])
 def test_no_share(fraction):
-    """A share must be between 0 and 1."""
-    with pytest.raises(DataError, match="must lie between 0 and 1"):
+    """A share must be between 0 and 1, and a number a whole one."""
+    with pytest.raises(DataError, match="must be a share between 0 and 1, or a whole number"):
         split_indices(np.arange(10), fraction, 0)
 
 

@@ -143,6 +143,13 @@ def test_split_with_an_empty_part(store, fraction):
         store.split(fraction, seed=0)
 
 
+def test_split_by_number(store):
+    """A whole number holds out that many samples; all of them are too many."""
+    assert [len(part) for part in store.split(5, seed=0)] == [7, 5]
+    with pytest.raises(DataError, match="a held-out number of 12 of 12 samples leaves 0 to train on and 12 held out"):
+        store.split(12, seed=0)
+
+
 def test_pickle(store):
     """A store, or a view, is pickled as its path and comes back the same."""
     view = store.select([3, 1])

@@ -311,14 +311,14 @@ def test_methods_and_strategies(text: str, verb: str, settings: dict[str, Any]) 
 
 
 def test_what_is_lost_is_listed() -> None:
-    """A value of the wrong kind, a switch that forge has not, a share of rows that is a number; what is off is not."""
+    """A value of the wrong kind, a switch that forge has not; what is off is not."""
     found = converted(
-        "base_model: m\nnum_epochs: 1.5\nval_set_size: 200\nfp16: true\nload_in_8bit: false\nwarmup_ratio: 0.1\n"
+        "base_model: m\nnum_epochs: 1.5\nfp16: true\nload_in_8bit: false\nwarmup_ratio: 0.1\n"
         "optimizer: lion\nlearning_rate: fast\nsave_steps: 1.5\nplugins: []\nmerges_per_moon: 3\n"
     )
     assert given(found) == {"model_path": "m", "num_epochs": 2, "warmup_ratio": 0.1}
     assert about(found) == {
-        *("num_epochs", "val_set_size", "fp16", "optimizer", "learning_rate", "save_steps", "merges_per_moon"),
+        *("num_epochs", "fp16", "optimizer", "learning_rate", "save_steps", "merges_per_moon"),
     }
 
 
@@ -933,12 +933,12 @@ def test_simpo_has_the_likelihood_that_it_has_there(text: str, alpha: str, there
         ),
         (AXOLOTL + "rl: simpo\n", "normalize: the likelihood of the wanted answers is a mean over a micro-batch"),
         (
-            AXOLOTL + "datasets: [{path: a.jsonl, type: input_output}]\n",
-            "input_output: segments with labels are no format here",
+            AXOLOTL + "rl: dpo\ndatasets: [{path: a, roles_to_train: [user]}]\n",
+            "roles_to_train: ['user']: here: name the roles in",
         ),
         (
-            AXOLOTL + "datasets: [{path: a, roles_to_train: [user]}]\n",
-            "roles_to_train: ['user']: here: assistant turns are learned",
+            AXOLOTL + "datasets: [{path: a, roles_to_train: [user]}, {path: b, roles_to_train: [gpt]}]\n",
+            "datasets[].roles_to_train: ['gpt']: one train_on holds for all data sets",
         ),
         (AXOLOTL + "datasets: [{path: a, shards: 10}]\n", "shards: 10: a part of the rows"),
         (AXOLOTL + "fsdp_config: {ignored_modules: [x]}\n", "fsdp_config.ignored_modules: ['x']: all weights are divided"),
@@ -971,11 +971,22 @@ def test_what_forge_does_anyway_is_not_listed() -> None:
     assert about(converted(TRL + "assistant_only_loss: true\npadding_free: true\ntruncation_mode: keep_start\n")) == set()
 
 
-def test_the_alpaca_prompt_is_said_to_be_another() -> None:
-    """Axolotl writes rows of type alpaca in a prompt of its own; forge reads them into the chat template."""
-    found = converted(AXOLOTL + "datasets: [{path: a.jsonl, type: alpaca}]\n")
-    assert found.settings["data_format"] == "alpaca"
-    assert any("Axolotl writes such rows in the Alpaca prompt" in line for line in found.lost)
+@pytest.mark.parametrize("kind", ["alpaca", "alpaca:chat", "context_qa.load_v2", "input_output", "jeopardy"])
+def test_prompt_types(kind: str) -> None:
+    """Axolotl writes rows of such types in a prompt of its own, and so they are learned; all other verbs read no such rows."""
+    found = converted(AXOLOTL + f"datasets: [{{path: a.jsonl, type: {kind}}}]\n")
+    assert found.settings["data_format"] == f"axolotl:{kind}"
+    assert about(found) == set()
+    assert "datasets[].type" in about(converted(AXOLOTL + f"rl: dpo\ndatasets: [{{path: a.jsonl, type: {kind}}}]\n"))
+
+
+def test_several_prompt_types() -> None:
+    """One format holds for all data sets; a type that is none here is listed."""
+    found = converted(AXOLOTL + "datasets: [{path: a, type: alpaca}, {path: b, type: 'alpaca:phi'}]\n")
+    assert "data_format" not in found.settings
+    (line,) = [line for line in found.lost if "alpaca, alpaca:phi: one data_format holds for all" in line]
+    assert line.endswith("so that none is written in a prompt of Axolotl's own")
+    assert "datasets[].type" in about(converted(AXOLOTL + "datasets: [{path: a, type: reflection}]\n"))
 
 
 LORA = "adapter: lora\nlora_dropout: 0.1\n"

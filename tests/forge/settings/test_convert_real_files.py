@@ -29,13 +29,16 @@ def test_measurements_without_held_out_rows_are_nothing_there(keys: str) -> None
         assert set(HELD_OUT) & converted(f"{AXOLOTL}{rows}\n{keys}\n").settings.keys()
 
 
-def test_a_number_of_held_out_rows_is_named_by_its_key() -> None:
-    """Axolotl's `val_set_size` was said to be `val_size`."""
+@pytest.mark.parametrize(("size", "held_out"), [("500", 500), ("20.5", 20), ("0.05", 0.05), ("0", None), ("0.0", None)])
+def test_held_out_rows(size: str, held_out: float | None) -> None:
+    """A size above 1 is a number of rows, and its fraction is dropped.
+
+    Axolotl 0.18 `utils/data/sft.py` and LLaMA-Factory 0.9.5 `data/data_utils.py`: `int(size) if size > 1`.
+    """
     for text, key in ((AXOLOTL, "val_set_size"), (FACTORY.format(stage="sft"), "val_size")):
-        assert (
-            f"{key}: 500: a number of rows; validation_split is a share of them, below 1"
-            in converted(f"{text}{key}: 500\n").lost
-        )
+        found = converted(f"{text}{key}: {size}\n")
+        assert found.settings.get("validation_split") == held_out
+        assert not [line for line in found.lost if line.startswith(key)]
 
 
 @pytest.mark.parametrize(
@@ -106,6 +109,24 @@ def test_names_of_columns(text: str, columns: dict[str, str] | None) -> None:
     assert not [line for line in found.lost if "field" in line or "text_column" in line]
 
 
+@pytest.mark.parametrize(
+    ("text", "train_on"),
+    [
+        ("datasets: [{path: a, type: chat_template, roles_to_train: [assistant, user]}]\n", "assistant,user"),
+        ("datasets: [{path: a, type: chat_template, roles_to_train: [gpt, human]}]\n", "assistant,user"),
+        ("datasets: [{path: a, type: chat_template, roles_to_train: [gpt]}]\n", None),
+        ("train_on_inputs: true\ndatasets: [{path: a, type: chat_template}]\n", "user,assistant,system,tool"),
+        ("train_on_inputs: true\ndatasets: [{path: a, type: alpaca}]\n", "all"),
+        ("train_on_inputs: false\ndatasets: [{path: a, type: chat_template}]\n", None),
+    ],
+)
+def test_whose_messages_are_learned(text: str, train_on: str | None) -> None:
+    """Roles are named in train_on; what train_on_inputs learns of a conversation is every message, and no header."""
+    found = converted(AXOLOTL + text)
+    assert found.settings.get("train_on") == train_on
+    assert about(found) == set()
+
+
 def test_a_column_that_is_two_things() -> None:
     """Of two data sets that read one column as two things the recipe takes the first, and says so."""
     found = converted(AXOLOTL + "datasets: [{path: a, field_messages: x}, {path: b, field: x}]\n")
@@ -119,14 +140,16 @@ def test_a_column_that_is_two_things() -> None:
     [
         AXOLOTL + "adapter: lora\nlora_target_modules: {}\n",
         TRL + "use_peft: true\nlora_target_modules: {}\n",
-        "stage: sft\nmodel_name_or_path: m\nlora_target: {}\n",
     ],
 )
-def test_a_regular_expression_is_no_name_of_a_layer(text: str, pattern: str) -> None:
-    """PEFT reads a text as one; as a name here it would match nothing, and be refused once the model is loaded."""
+def test_a_regular_expression_of_layers(text: str, pattern: str) -> None:
+    """PEFT reads a text as one, of whole names; 27 of Axolotl's examples have one."""
     found = converted(text.format(json.dumps(pattern)))
-    assert "target_modules" not in found.settings
-    assert any("a regular expression: target_modules takes names" in line for line in found.lost)
+    assert found.settings["target_modules"] == (f"re:{pattern}",)
+    assert not [line for line in found.lost if line.startswith("lora_target")]
+    lost = converted(f"stage: sft\nmodel_name_or_path: m\nlora_target: {json.dumps(pattern)}\n")
+    assert "target_modules" not in lost.settings
+    assert any("lora_target: " in line and "parts of names there too" in line for line in lost.lost)
 
 
 def test_names_of_layers_are_no_regular_expression() -> None:

@@ -9,10 +9,18 @@ import attrs
 
 from forge_data._errors import BadPairError, DataError, ForgeDataError
 from forge_data._formats import AUTO
-from forge_data._settings import MAX_BAD_ROWS, OnBadPair, OnBadRow, OnLongPrompt, OnLongText, OnOverflow, TrainOn, TurnsForm
+from forge_data._settings import (
+    MAX_BAD_ROWS,
+    OnBadPair,
+    OnBadRow,
+    OnLongPrompt,
+    OnLongText,
+    OnOverflow,
+    TurnsForm,
+    train_on_fault,
+)
 from forge_data._values import NO_ARGUMENTS, describe, keyword_arguments
 
-TRAIN_ON: tuple[str, ...] = get_args(TrainOn)
 TURNS: tuple[str, ...] = get_args(TurnsForm)
 ON_OVERFLOW: tuple[str, ...] = get_args(OnOverflow)
 ON_BAD_PAIR: tuple[str, ...] = get_args(OnBadPair)
@@ -27,6 +35,16 @@ def _one_of(allowed: tuple[str, ...]) -> Any:
             raise DataError(f"`{attribute.name}` is {value!r}; allowed: {', '.join(allowed)}")
 
     return check
+
+
+def _train_on(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    fault = (
+        train_on_fault(value)
+        if isinstance(value, str)
+        else f"is {describe(value)}; it must be a string, such as assistant,user"
+    )
+    if fault:
+        raise DataError(f"`{attribute.name}` {fault}")
 
 
 def _length(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
@@ -123,7 +141,7 @@ class Options(TemplateOptions, RowOptions):
     """Checked arguments; `format` is checked where the formats are loaded."""
 
     format: str = AUTO
-    train_on: str = attrs.field(default="assistant", validator=_one_of(TRAIN_ON))
+    train_on: str = attrs.field(default="assistant", validator=_train_on)
     turns: str = attrs.field(default="auto", validator=_one_of(TURNS))
     turn_end: str | None = attrs.field(default=None, validator=_token)
     max_seq_len: int | None = attrs.field(default=None, validator=_length)

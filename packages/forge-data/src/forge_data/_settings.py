@@ -20,16 +20,18 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import attrs
 from attrs import validators
 
-from forge_data._formats import AUTO, BUILT_IN, is_known, names
+from forge_data._formats import AUTO, BUILT_IN, is_axolotl, is_known, listed, names
 from forge_data._shell_values import columns_of, paths_of
-from forge_data._values import keyword_arguments, nearest
+from forge_data._values import MESSAGE_ROLES, keyword_arguments, nearest
 
+TRAIN_ON = ("assistant", "last", "completion", "all")
 if TYPE_CHECKING:
     Format = str
+    TrainOn = str
 else:
     # The choices for a command line and its help, made from the one table of formats; other packages may add names.
     Format = Literal[(AUTO, *BUILT_IN)] | str
-TrainOn = Literal["assistant", "last", "completion", "all"]
+    TrainOn = Literal[TRAIN_ON] | str
 TurnsForm = Literal["auto", "history"]
 OnOverflow = Literal["drop", "truncate", "split", "error"]
 OnLongPrompt = Literal["drop", "error"]
@@ -57,6 +59,13 @@ def _share(_: object, attribute: "attrs.Attribute[Any]", value: float) -> None:
     # Written so that NaN, which compares false with everything, is refused too.
     if not 0 <= value < 1:
         raise ValueError(f"{attribute.name} must be at least 0 and less than 1, got {value!r}")
+
+
+def _share_or_count(_: object, attribute: "attrs.Attribute[Any]", value: float) -> None:
+    if not (0 <= value < 1 or isinstance(value, int)) or value < 0:
+        raise ValueError(
+            f"{attribute.name} must be a share, at least 0 and less than 1, or a whole number of samples, got {value!r}"
+        )
 
 
 def _as_arguments(value: Any) -> Any:
@@ -98,11 +107,28 @@ def _one_of(kind: Any) -> Any:
     return check
 
 
+def train_on_fault(value: str) -> str | None:
+    """Say what `train_on` must be, unless a text is that."""
+    roles = value.split(",")
+    if value in TRAIN_ON or (set(roles) <= set(MESSAGE_ROLES) and len(set(roles)) == len(roles)):
+        return None
+    return (
+        f"must be one of {', '.join(TRAIN_ON)}, or roles with commas between them ({', '.join(MESSAGE_ROLES)}), got {value!r}"
+    )
+
+
+def _train_on(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{attribute.name} must be a string, such as assistant,user, got {value!r}")
+    if fault := train_on_fault(value):
+        raise ValueError(f"{attribute.name} {fault}")
+
+
 def _format(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{attribute.name} must be a string, got {value!r}")
     if not is_known(value):
-        raise ValueError(f"{attribute.name} must be one of {', '.join(names())}, got {value!r}{nearest(value, names())}")
+        raise ValueError(f"{attribute.name} must be one of {listed()}, got {value!r}{nearest(value, names())}")
 
 
 def _function(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
@@ -135,8 +161,9 @@ class RowSettings:
     )
     """Held-out rows, in any form that data_path may have. Not together with validation_split."""
 
-    validation_split: float = attrs.field(default=0.0, validator=[_number, _share])
-    """Share of the kept rows that is held out and never trained on, at least 0 and less than 1."""
+    validation_split: int | float = attrs.field(default=0.0, validator=[_number, _share_or_count])
+    """Share of the kept rows that is held out and never trained on, at least 0 and less than 1; or from 1 on the number of
+    samples (of preferences, pairs). What came from one row, and samples of the same tokens, stay on one side."""
 
     preprocess: str | None = attrs.field(default=None, validator=validators.optional(_function))
     """Your own function that gets each row first, as package.module:function; it returns the row, several, or none."""
@@ -261,10 +288,12 @@ class DataSettings(ChatTemplateSettings, PretrainDataSettings):
     """Longest sample in tokens; on_overflow decides what becomes of longer ones. No limit by default."""
 
     data_format: Format = attrs.field(default=AUTO, validator=_format)
-    """Format of the rows: one of these, or one that an installed package adds. By default it is detected from their fields."""
+    """Format of the rows: one of these, axolotl:TYPE (a type of data set in Axolotl, which asks in a text of its own, such as
+    axolotl:alpaca), or one that an installed package adds. By default it is detected from their fields."""
 
-    train_on: TrainOn = attrs.field(default="assistant", validator=_one_of(TrainOn))
-    """What is learned: every assistant turn, the last one, the completion of prompt/completion rows, or all tokens."""
+    train_on: TrainOn = attrs.field(default="assistant", validator=_train_on)
+    """What is learned: every assistant turn, the last one, the completion of prompt/completion rows, or all tokens; or what
+    several roles say, such as assistant,user, each message with the token that ends it."""
 
     turns: TurnsForm = attrs.field(default="auto", validator=_one_of(TurnsForm))
     """In which form turns are learned: each in the context in which the model will be asked for it (auto), as one sample where
@@ -297,11 +326,11 @@ class PreferenceDataSettings(DataSettings):
         suitable = [AUTO, *(name for name, row in BUILT_IN.items() if row.preferences)]
         wrong = {
             "data_format": (
-                self.data_format in BUILT_IN and self.data_format not in suitable,
+                (self.data_format in BUILT_IN or is_axolotl(self.data_format)) and self.data_format not in suitable,
                 f"holds no preferences: use {' or '.join(suitable)}",
             ),
             "train_on": (
-                self.train_on == "all",
+                self.train_on not in ("assistant", "last", "completion"),
                 "learns the prompt too, which prefers nothing: use assistant, last or completion",
             ),
             "on_overflow": (self.on_overflow == "split", "cannot cut a preference into several: use drop, truncate or error"),

@@ -84,6 +84,10 @@ def _from_json(text: str) -> Any:
         return text
 
 
+MESSAGE_ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Roles that messages have."""
+
+
 def checked_text(place: str, field: str, value: str) -> str:
     """Return a string that can be encoded.
 

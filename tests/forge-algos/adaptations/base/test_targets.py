@@ -4,8 +4,10 @@ import pytest
 import torch
 import transformers
 from hypothesis import given, settings, strategies as st
+from peft import LoraConfig, get_peft_model
 
-from forge_algos import AdapterError
+from forge_algos import AdapterError, AdapterSettings
+from forge_algos.adaptations.base import _unfrozen
 from forge_algos.adaptations.base._targets import resolve_targets
 from forge_algos.adaptations.peft._target_names import selects, selects_feedforward, short_names
 
@@ -71,6 +73,51 @@ def test_kinds_are_found_in_the_module_tree(kind, changes, attention, mlp):
     both = {*resolve_targets(model, ["attention"]), *resolve_targets(model, ["mlp"])}
     outside = {"project_in", "project_out"} if kind == "OPT" else set()
     assert {name.rpartition(".")[2] for name in {*resolve_targets(model, None)} - both} == outside
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        r"model.layers.[\d]+.(mlp|cross_attn|self_attn).(up|down|gate|q|k|v|o)_proj",
+        r".*\.(q|v)_proj",
+        r"model\.layers\.1\..*_proj",
+        r"(?!.*mlp).*_proj",
+    ],
+)
+def test_a_regular_expression_is_read_as_by_peft(expression):
+    """Behind `re:` it fits whole names, as a text does in PEFT (0.21, `match_target_against_key`); the first is Axolotl's."""
+    model = make()
+    config = LoraConfig(r=2, target_modules=expression)
+    theirs = [
+        name for name, module in get_peft_model(make(), config).base_model.model.named_modules() if hasattr(module, "lora_A")
+    ]
+    assert theirs
+    assert resolve_targets(model, [f"re:{expression}"]) == theirs
+    assert set(resolve_targets(model, [f"re:{expression}", "o_proj"])) >= set(theirs)
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [("q_proj", "re:q_proj matches no linear layer"), ("lm_head", "re:lm_head matches no linear layer")],
+)
+def test_a_regular_expression_that_fits_nothing(expression, message):
+    """It is of whole names, and the head is no target of it."""
+    with pytest.raises(AdapterError, match=message):
+        resolve_targets(make(), [f"re:{expression}"])
+
+
+@pytest.mark.parametrize("wrong", ["re:model.(", "re:(a{999}){999}"])
+def test_what_is_no_regular_expression(wrong):
+    """It is refused with the settings, before a model is there."""
+    with pytest.raises(ValueError, match="target_modules=re:.* (is no regular expression|repeats more than)"):
+        AdapterSettings(adapter="lora", target_modules=(wrong,))
+
+
+def test_the_search_for_a_regular_expression_has_an_end(monkeypatch):
+    """As that of `unfrozen_parameters` has."""
+    monkeypatch.setattr(_unfrozen, "SECONDS", 0.05)
+    with pytest.raises(AdapterError, match="target_modules=re:.*: its search among the model's names"):
+        resolve_targets(make(), [r"re:(.*)(.*)(.*)(.*)(.*)(.*)(.*)(.*)\8\7\6\5\4\3\2\1[qz]"])
 
 
 def test_kinds_do_not_depend_on_names():

@@ -5,7 +5,7 @@ A docstring under a field becomes its line in `--help` and in the reference page
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
@@ -30,6 +30,8 @@ SUBTRACTED = ("olora", "pissa", "pissa_niter_16")
 """Initialisations whose first product B₀ A₀ is subtracted again, so that training begins at the base."""
 
 
+EXPRESSION = "re:"
+"""Begins a target that is a regular expression of whole names."""
 _ROWS = re.compile(r"\[\d*:\d*\]$")
 _COUNTS = re.compile(r"\{(?:\d*,)?(\d+)\}")
 _MOST_REPEATS = 10_000
@@ -57,17 +59,33 @@ def unfrozen(pattern: str) -> regex.Pattern[str]:
     return regex.compile(rf"(?:{pattern})(?=\.|\Z)")
 
 
+def whole_name(target: str) -> regex.Pattern[str]:
+    """Return the expression of one of `target_modules` that begins with `re:`: whole names."""
+    return regex.compile(target.removeprefix(EXPRESSION))
+
+
 def _check_parameters(_instance: Any, field: Any, value: Any) -> None:
     _check_names(_instance, field, value)
     for pattern in value:
         if _ROWS.search(pattern):
             raise ValueError(f"{field.name}={pattern}: a weight trains as a whole, without [FROM:TO] behind its name")
-        if math.prod(int(count[:9]) for count in _COUNTS.findall(pattern)) > _MOST_REPEATS:
-            raise ValueError(f"{field.name}={pattern}: repeats more than {_MOST_REPEATS:,} times: write * or + instead")
-        try:
-            unfrozen(pattern)
-        except (regex.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"{field.name}={pattern} is no regular expression: {error}") from error
+        _check_expression(field.name, pattern, unfrozen)
+
+
+def _check_targets(_instance: Any, field: Any, value: Any) -> None:
+    _check_names(_instance, field, value)
+    for target in value:
+        if target.startswith(EXPRESSION):
+            _check_expression(field.name, target, whole_name)
+
+
+def _check_expression(name: str, pattern: str, compiled: Callable[[str], object]) -> None:
+    if math.prod(int(count[:9]) for count in _COUNTS.findall(pattern)) > _MOST_REPEATS:
+        raise ValueError(f"{name}={pattern}: repeats more than {_MOST_REPEATS:,} times: write * or + instead")
+    try:
+        compiled(pattern)
+    except (regex.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"{name}={pattern} is no regular expression: {error}") from error
 
 
 def _check_rest(_instance: Any, field: Any, value: Any) -> None:
@@ -130,10 +148,10 @@ class AdapterSettings:
     adapter_path: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text))
     """Directory of a LoRA adapter to go on from, as forge, PEFT, TRL, Axolotl and LLaMA-Factory write it.
     Its rank, scale and targets are those of the run, and it is exported beside the same base."""
-    target_modules: tuple[str, ...] | None = attrs.field(**_names)
-    """Which linear layers and experts: names or last parts of names, patterns with * and ?,
-    or kinds (attention, mlp, experts, router, all-linear). By default all but the head; for ia3 those that PEFT has for the
-    architecture."""
+    target_modules: tuple[str, ...] | None = attrs.field(**{**_names, "validator": attrs.validators.optional(_check_targets)})
+    """Which linear layers and experts: names or last parts of names, patterns with * and ?, re: and a regular expression of
+    whole names, or kinds (attention, mlp, experts, router, all-linear). By default all but the head; for ia3 those that PEFT
+    has for the architecture."""
     modules_to_save: tuple[str, ...] | None = attrs.field(**_names)
     """Modules that are trained whole beside the adapter and exported with it, such as embed_tokens and lm_head;
     named as targets are. A tied embedding and head stay one weight."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from forge_data._errors import ForgeDataError, printable
-from forge_data._options import ON_BAD_PAIR, ON_BAD_ROW, ON_OVERFLOW, TRAIN_ON, TURNS
+from forge_data._options import ON_BAD_PAIR, ON_BAD_ROW, ON_OVERFLOW, TURNS
 from forge_data._settings import MAX_BAD_ROWS
 from forge_data.cli import _commands
 
@@ -205,7 +205,12 @@ def _add_prompts(parser: argparse.ArgumentParser) -> None:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="auto", help="format of the rows (default: detected from their fields)")
-    parser.add_argument("--train-on", default="assistant", choices=TRAIN_ON, help="what is learned (default: assistant)")
+    parser.add_argument(
+        "--train-on",
+        default="assistant",
+        metavar="{assistant,last,completion,all,ROLES}",
+        help="what is learned, or whose messages, such as assistant,user (default: assistant)",
+    )
     parser.add_argument(
         "--turns",
         default="auto",

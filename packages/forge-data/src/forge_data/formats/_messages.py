@@ -7,13 +7,12 @@ import attrs
 from forge_data._errors import DataError
 from forge_data._media import ONE, Kind, Media
 from forge_data._media_values import from_base64, media_of
-from forge_data._values import checked_text, describe, nearest, string
+from forge_data._values import MESSAGE_ROLES as ROLES, checked_text, describe, nearest, string
 from forge_data.formats._samples import Message
 from forge_data.formats._tool_calls import checked_calls
 from forge_data.formats._unread import is_empty, unread
 from forge_data.formats._weights import weight_of
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 _PLAIN = {"role", "content"}
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Message fields in which templates look for reasoning."""

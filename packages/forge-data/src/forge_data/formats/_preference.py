@@ -1,15 +1,18 @@
 """Row of `chosen` and `rejected` → two answers to one prompt, given or shared by both."""
 
+import math
 import os
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
+
+import numpy as np
 
 from forge_data._accounting import EMPTY_ANSWER, PROMPTS_DIFFER, SAME_ANSWERS
 from forge_data._errors import BadPairError, DataError
 from forge_data._values import checked_text, counted, describe
 from forge_data.formats._chat import MEDIA_FIELDS, TEMPLATE_FIELDS, chat
 from forge_data.formats._format import Fields, Format
-from forge_data.formats._margins import margin_of
 from forge_data.formats._messages import Turns, checked_messages, text_of
 from forge_data.formats._prompt_completion import (
     answer,
@@ -191,6 +194,44 @@ def _check_pair(place: str, chosen: Chat | Text, rejected: Chat | Text, before: 
                 "begin to differ, so they answer two prompts; let them differ in what the assistant says, or take the row out",
                 reason=PROMPTS_DIFFER,
             )
+
+
+def margin_of(place: str, value: Any) -> float | None:
+    """Read the margin of a row; None where it has none, or an empty cell of a CSV file.
+
+    Raises:
+        DataError: not a finite number, or one beyond float32.
+    """
+    if value is None or value == "":
+        return None
+    number = math.nan
+    if not isinstance(value, bool) and isinstance(value, (int, float, str, Decimal)):
+        try:
+            number = float(value)
+        except (ValueError, OverflowError):
+            number = math.nan
+    if not math.isfinite(number) or abs(number) > float(np.finfo(np.float32).max):
+        raise DataError(f"{place}: field margin is {describe(value)}; it must be a finite number that fits into float32")
+    return number
+
+
+class Margins:
+    """Check, pair by pair, that either every row has a margin or none has."""
+
+    def __init__(self) -> None:
+        self._first: tuple[bool, str] | None = None
+
+    def see(self, place: str, *, given: bool) -> None:
+        """Compare one pair with the first.
+
+        Raises:
+            DataError: naming both rows.
+        """
+        self._first = self._first or (given, place)
+        has, first = self._first
+        if given != has:
+            one, other = ("no margin", "one") if has else ("a margin", "none")
+            raise DataError(f"{place} has {one}, but {first} has {other}; give every row a margin, or no row one")
 
 
 PREFERENCE = Format(

@@ -18,10 +18,11 @@ import attrs
 import numpy as np
 
 from forge_data._errors import DataError, ForgeDataError
-from forge_data._formats import AUTO, BUILT_IN, GROUP, is_known, names, plug_ins
+from forge_data._formats import AUTO, BUILT_IN, GROUP, is_axolotl, is_known, listed, names, plug_ins
 from forge_data._media import ONE
 from forge_data._media_values import placed
 from forge_data._values import describe, nearest
+from forge_data.formats._axolotl import named as axolotl_type
 from forge_data.formats._chat import MEDIA_FIELDS
 from forge_data.formats._format import Fields, Format
 from forge_data.formats._messages import LIKENESS, MEDIA_ELSEWHERE
@@ -93,6 +94,8 @@ def format_named(name: str) -> Format:
     Raises:
         DataError: a package adds it and it cannot be loaded.
     """
+    if is_axolotl(name):
+        return axolotl_type(name)
     return built_in(name) if name in BUILT_IN else _loaded(plug_ins()[name])
 
 
@@ -103,8 +106,7 @@ def check_name(format: str) -> None:  # noqa: A002 - what it is called everywher
         DataError: naming the nearest, or why a format of another package cannot be loaded.
     """
     if not is_known(format):
-        known = names()
-        raise DataError(f"`format` is {format!r}; allowed: {', '.join(known)}{nearest(format, known)}")
+        raise DataError(f"`format` is {format!r}; allowed: {listed()}{nearest(format, names())}")
     if format != AUTO:
         format_named(format)
 
@@ -151,12 +153,16 @@ def convert(
         if field in fields and _is_set(fields[field]):
             raise DataError(f"{place}: field {field} is {describe(fields[field])}, and {why}; take it out of the rows")
     reads_system = format not in _NO_SYSTEM or (format != "messages" and rated(fields) is not None)
+    if is_axolotl(format):
+        reads_system = "system" in row.reads
     if not reads_system and leaves_out_system(fields):
         raise DataError(
             f"{place}: field system is {describe(fields['system'])}, which would be passed over; make it the first message (in "
             "text, the beginning of the prompt) with `preprocess`, or take it out of the rows"
         )
-    made = row.convert(place, fields) if format in BUILT_IN else _made_by_plug_in(format, row, place, fields)
+    made = (
+        row.convert(place, fields) if format in BUILT_IN or is_axolotl(format) else _made_by_plug_in(format, row, place, fields)
+    )
     if not isinstance(made, Sample):
         known = {name: built_in(name) for name in BUILT_IN}
         made = {"weight": fields["weight"], **made} if "weight" in fields else made

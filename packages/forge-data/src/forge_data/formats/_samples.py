@@ -54,6 +54,18 @@ class Text:
 
 
 @attrs.frozen
+class Pieces:
+    """Texts that are tokenised one by one, each learned or not; no token lies across two."""
+
+    place: str
+    texts: tuple[str, ...]
+    learned: tuple[bool, ...]
+    bare: bool = False
+    """Whether nothing is added: no BOS before the first text, no EOS behind the last."""
+    weight: float = 1.0
+
+
+@attrs.frozen
 class Document:
     """Plain text, all of it learned, with one EOS at its end."""
 
@@ -97,7 +109,7 @@ class Unpaired:
     desirable: bool
 
 
-Sample = Chat | Text | Document | Tokens | Preference | Unpaired
+Sample = Chat | Text | Pieces | Document | Tokens | Preference | Unpaired
 
 
 @attrs.frozen

@@ -8,7 +8,7 @@ import numpy as np
 
 from forge_data._errors import DataError
 from forge_data._values import describe
-from forge_data.formats._samples import Chat, Document, Preference, Sample, Text, Tokens, Unpaired
+from forge_data.formats._samples import Chat, Document, Pieces, Preference, Sample, Text, Tokens, Unpaired
 
 _MOST = float(np.finfo(np.float32).max)
 _LEAST = float(np.finfo(np.float32).tiny)
@@ -26,7 +26,7 @@ def weight_of(place: str, field: str, value: Any) -> float:
     return float(np.float32(value))
 
 
-def _own(sample: Chat | Text | Document | Tokens) -> set[float]:
+def _own(sample: Chat | Text | Pieces | Document | Tokens) -> set[float]:
     """Return the weights within a row that are not 0."""
     weights = sample.weights if isinstance(sample, Chat | Tokens) else None
     return set() if weights is None else {float(weight) for weight in np.unique(weights) if weight}
@@ -53,5 +53,5 @@ def weighted(place: str, sample: Sample, value: Any) -> Sample:
                 f"{place}: field weight is {weight:g}, and preferences have no weights; take it out, and the row too if it is "
                 "not to be learned, or repeat the row"
             )
-        case Chat() | Text() | Document() | Tokens():
+        case Chat() | Text() | Pieces() | Document() | Tokens():
             return attrs.evolve(sample, weight=weight)

@@ -15,7 +15,7 @@ from forge_data._options import Options
 from forge_data.findings._finding import STOP, WARN, Finding
 from forge_data.findings._rules import Where, found
 from forge_data.formats._format import FieldOf, Fields
-from forge_data.formats._samples import Chat, Document, Encoded, Sample, Text
+from forge_data.formats._samples import Chat, Document, Encoded, Pieces, Sample, Text
 from forge_data.linting._sides import Side, note_findings, sides
 from forge_data.linting._special_tokens import Occurrence, SpecialTokens
 from forge_data.linting._tokens import TokenLint
@@ -61,6 +61,12 @@ class RowLint:
                 case Text() as text:
                     names = [field_of(fields, index, "", side.answer) for index in (0, 1)]
                     findings += self._prompt_and_answer(where, text, side, *names)
+                case Pieces(bare=False) as pieces:
+                    names = [field_of(fields, index, "", side.answer) for index in (0, 1)]
+                    prompt, answer = pieces.texts
+                    findings += self._prompt_and_answer(where, Text(pieces.place, prompt, answer), side, *names)
+                case Pieces() as pieces:
+                    findings += self._segments(where, [field_of(fields, at, "", "") for at in range(len(pieces.texts))], pieces)
                 case Document() as document:
                     findings += self._text(where, field_of(fields, 0, "", ""), document.text, rendered=True)
                 case _:
@@ -120,6 +126,13 @@ class RowLint:
             yield found("empty_turn", where, answer, "the completion is empty", severity=STOP if side.wanted else WARN)
         yield from self._text(where, prompt, "" if side.second else text.prompt, rendered=True)
         yield from self._text(where, answer, text.completion, rendered=True)
+
+    def _segments(self, where: Where, fields: list[str], pieces: Pieces) -> Iterator[Finding]:
+        """Find broken text; special tokens are meant where nothing else writes them."""
+        for field, text in zip(fields, pieces.texts, strict=True):
+            broken = find_broken(text)
+            if broken:
+                yield found("broken_unicode", where, field, broken.what, severity=STOP if broken.surrogate else WARN)
 
     def _text(self, where: Where, field: str, text: str, *, learned: bool = False, rendered: bool = False) -> Iterator[Finding]:
         """Find what is wrong in the text of one field.

@@ -10,7 +10,7 @@ from forge_data._values import counted
 from forge_data.findings._finding import Finding
 from forge_data.findings._rules import Where, found
 from forge_data.formats._format import FieldOf, Fields
-from forge_data.formats._samples import Chat, Document, Encoded, Preference, Sample, Text, Tokens
+from forge_data.formats._samples import Chat, Document, Encoded, Pieces, Preference, Sample, Text, Tokens
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,23 +31,24 @@ class TokenLint:
 
     def check(self, where: Where, fields: Fields, sample: Sample, encoded: Encoded, field_of: FieldOf) -> Iterator[Finding]:
         """Find what is wrong with the examples of a row."""
-        tokens = isinstance(sample, Tokens)
+        # Where nothing but the row itself ends what is learned.
+        tokens = isinstance(sample, Tokens) or (isinstance(sample, Pieces) and sample.bare)
         for number, example in enumerate(encoded.examples):
             if tokens or not self._is_clean(example):
                 yield from self.example(where, _field(fields, sample, number, field_of), example, tokens=tokens)
 
     def example(self, where: Where, field: str, example: TokenizedExample, *, tokens: bool) -> Iterator[Finding]:
         """Find what is wrong with one example; `tokens` if only its ids and labels are known."""
-        ids = example.input_ids
+        ids, labels = example.input_ids, "segments" if field == "segments" else "labels"
         if self._bos is not None and len(ids) > 1 and ids[0] == ids[1] == self._bos:
             yield found("double_bos", where, field, f"the sample begins with {self._bos_token!r} twice")
         if not example.loss_count:
             yield found(
-                "no_trained_token", where, "labels" if tokens else field, f"none of {counted(len(ids), 'tokens')} is learned"
+                "no_trained_token", where, labels if tokens else field, f"none of {counted(len(ids), 'tokens')} is learned"
             )
         elif tokens and not self._ends_turn(example):
             last = ids[np.flatnonzero(example.labels != IGNORED)[-1]]
-            yield found("missing_eos", where, "labels", f"the last learned token is {last}, which ends no text and no turn")
+            yield found("missing_eos", where, labels, f"the last learned token is {last}, which ends no text and no turn")
 
     def _is_clean(self, example: TokenizedExample) -> bool:
         """Check quickly whether nothing is wrong, as with most examples."""
@@ -67,7 +68,9 @@ def _field(fields: Fields, sample: Sample, number: int, field_of: FieldOf) -> st
             return "rejected" if number else "chosen"
         case Tokens():
             return "input_ids"
-        case Document() | Text():
+        case Pieces(bare=True):
+            return "segments"
+        case Document() | Text() | Pieces():
             return field_of(fields, 0, "", "completion")
         case Chat():
             return ""

@@ -9,6 +9,7 @@ from forge_data.findings._rules import Where, found
 from forge_data.formats._format import FieldOf, Fields
 from forge_data.formats._messages import REASONING, has_media, text_of
 from forge_data.formats._samples import Chat, Message
+from forge_data.masking._train_on import roles_of
 
 _SYSTEM_ROLES = ("system", "developer")
 # An answer that begins with its own role, or continues with a turn of the user: text cut from a transcript.
@@ -29,7 +30,7 @@ class ChatView(NamedTuple):
     wanted: bool
     """False for an answer that the model is to avoid; what is wrong in it stops nothing."""
     learned: tuple[bool, ...]
-    """One per message: whether it is an assistant's turn that is learned."""
+    """One per message: whether it is a turn that is learned."""
     field_of: FieldOf
     """How the row's format names fields."""
 
@@ -43,12 +44,16 @@ class ChatView(NamedTuple):
 
 
 def learned_turns(chat: Chat, train_on: str) -> tuple[bool, ...]:
-    """Tell, for each message, whether it is an assistant's turn that is learned."""
+    """Tell, for each message, whether it is a turn that is learned."""
     trains = chat.trains or (True,) * len(chat.messages)
     turns = [
         message["role"] == "assistant" and index >= chat.first_completion and trains[index]
         for index, message in enumerate(chat.messages)
     ]
+    named = roles_of(train_on) or {"assistant"}
+    for index, message in enumerate(chat.messages):
+        if message["role"] != "assistant" or "assistant" not in named:
+            turns[index] = message["role"] in named and trains[index]
     if train_on == "last" and True in turns:
         last = max(index for index, message in enumerate(chat.messages) if message["role"] == "assistant")
         turns = [learned and index == last for index, learned in enumerate(turns)]
@@ -66,7 +71,7 @@ def turn_findings(view: ChatView) -> Iterator[Finding]:
         elif message["role"] == "assistant":
             yield from _answer(view, index, content)
         yield from _order(view, index)
-    if view.first < len(messages) and messages[-1]["role"] != "assistant" and any(view.learned):
+    if view.first < len(messages) and messages[-1]["role"] != "assistant" and any(view.learned) and not view.learned[-1]:
         what = f"the conversation ends with a message of the role {messages[-1]['role']}"
         yield found("untrained_last_turn", view.where, view.field(len(messages) - 1, ""), what)
 

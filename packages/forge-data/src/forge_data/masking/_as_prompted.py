@@ -24,7 +24,8 @@ class TurnEnds:
         self._token = re.compile("|".join(tokens) or r"(?!)")
         self._token_or_blank = re.compile("|".join([r"\s", *tokens]))
         # The end of a block within a turn, such as </tool_call>, ends no turn.
-        eos = re.escape(str(tokenizer.eos_token))
+        self.eos = str(tokenizer.eos_token)
+        eos = re.escape(self.eos)
         self._stop = re.compile("|".join(token for token in tokens if not token.startswith("</") or token == eos) or r"(?!)")
 
     def are_special(self, text: str) -> bool:
@@ -34,6 +35,11 @@ class TurnEnds:
     def closes(self, text: str) -> bool:
         """Tell whether a text has a special token that may end any turn."""
         return self._stop.search(text) is not None
+
+    def leading(self, text: str) -> tuple[str, int]:
+        """Return the token that a text begins with, blanks aside, and where it ends; else ("", 0)."""
+        found = self._token.match(text, len(text) - len(text.lstrip()))
+        return (found[0], found.end()) if found and found[0] else ("", 0)
 
     def learned_end(self, text: str, span: Span) -> int:
         """Return the end of a span's learned part, in characters, as `trained_tokens` has it."""

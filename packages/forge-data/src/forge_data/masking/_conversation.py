@@ -23,7 +23,7 @@ from forge_data.masking._loss_mask import Span
 from forge_data.masking._media import placeholders
 from forge_data.masking._segments import text_owners
 from forge_data.masking._spans import SpanContext, Turns, UnclearError, spans_of
-from forge_data.masking._train_on import CONTENT, NOTHING, TURN
+from forge_data.masking._train_on import CONTENT, NOTHING, SAID, TURN
 from forge_data.masking._turn_ends import StopTokens
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class ConversationReader:
                 self._layouts.frame(chat, what, rendered, Filled(made.text, made.spans, made.runs))
                 return [made]
         learned = [index for index, part in enumerate(what) if part == TURN]
-        if self._turns == "history" or whole or CONTENT in what or not learned:
+        if self._turns == "history" or whole or {CONTENT, SAID} & set(what) or not learned:
             return [self._in_history(chat, what, learned, self._template.render(chat, written))]
         return self._as_prompted(chat, what, learned, self._template.render(chat, written), thinks)
 
@@ -292,6 +292,8 @@ class ConversationReader:
             lambda: self._opening(chat, rendered),
             self._ends.are_special,
             self._ends.closes,
+            self._ends.leading,
+            self._ends.eos,
             prompts,
             {index: turn.answered for index, turn in asked.items()},
             history,

@@ -14,7 +14,7 @@ from forge_data.chat_template._trace import NOBODY, Run, foreign_text, template_
 from forge_data.chat_template._traced_text import Leaf
 from forge_data.formats._samples import Note
 from forge_data.masking._loss_mask import Span
-from forge_data.masking._train_on import CONTENT, TURN
+from forge_data.masking._train_on import CONTENT, SAID, TURN
 from forge_data.masking._turns import find_content, turn_span
 
 _FINAL = "<|channel|>final"
@@ -40,6 +40,10 @@ class SpanContext(NamedTuple):
     """Whether a text is special tokens and blanks, which may end the last turn."""
     closes: Callable[[str], bool]
     """Whether a text has a special token, which may end any turn."""
+    stops: Callable[[str], tuple[str, int]]
+    """The special token that a text begins with, blanks before it aside, and where that ends; else an empty one."""
+    eos: str
+    """The token that ends texts."""
     prompts: Mapping[int, int]
     """By turn, the length of the prompt that the text begins with, where it is known."""
     answered: Mapping[int, str]
@@ -65,7 +69,7 @@ def spans_of(context: SpanContext, what: Sequence[str]) -> Turns:
 
     Args:
         context: the conversation.
-        what: `TURN`, `CONTENT` or `NOTHING` for each of its messages.
+        what: `TURN`, `SAID`, `CONTENT` or `NOTHING` for each of its messages.
 
     Raises:
         UnclearError: the template leaves open where a turn that is to be learned begins or ends.
@@ -80,8 +84,44 @@ def spans_of(context: SpanContext, what: Sequence[str]) -> Turns:
     if marks:
         notes += [_unmarked(index) for index, part in enumerate(what) if part == TURN and index not in last]
     contents = [span for index, part in enumerate(what) if part == CONTENT for span in _content(context.rendered, index)]
+    if SAID in what:
+        contents += _said(context, [index for index, part in enumerate(what) if part == SAID], last)
     owned = [(span.start, span.stop, index) for index, span in turns if span is not None]
     return Turns(sorted([span for _, span in turns if span is not None] + contents), last, notes, owned)
+
+
+def _said(context: SpanContext, said: Sequence[int], turns: Mapping[int, Span]) -> list[Span]:
+    """Find what messages of other roles than the assistant say, and the tokens that end them.
+
+    That is the EOS, or what ends the assistant's turns; any other token that follows is the template's.
+    """
+    text, rendered = context.rendered.trace.text, context.rendered
+    ends = {
+        context.eos,
+        *(context.stops(text[span.content_end : span.stop])[0] for span in turns.values() or _answers(context)),
+    }
+    found: list[Span] = []
+    for index in said:
+        spans = _content(rendered, index)
+        if spans:
+            at = spans[-1].stop
+            token, length = context.stops(text[at:])
+            if token and token in ends:
+                spans[-1] = spans[-1]._replace(stop=at + length)
+        found += spans
+    return found
+
+
+def _answers(context: SpanContext) -> list[Span]:
+    """Return the span of the assistant's first turn, as far as the template shows one."""
+    for index, message in enumerate(context.rendered.messages):
+        if message["role"] == "assistant":
+            try:
+                span = _turn(context, index)
+            except UnclearError:
+                return []
+            return [] if span is None else [span]
+    return []
 
 
 def _turn(context: SpanContext, index: int) -> Span | None:

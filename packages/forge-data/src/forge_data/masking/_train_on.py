@@ -1,17 +1,30 @@
 """Row and `train_on` → what is learned of each message."""
 
 from forge_data._errors import DataError
+from forge_data._values import MESSAGE_ROLES
 from forge_data.formats._samples import Chat
 
 TURN = "turn"
 """Everything that the model has to write: answer, reasoning and tool calls, through the token that ends the turn."""
 CONTENT = "content"
 """The content of the message, and no token of the template."""
+SAID = "said"
+"""The content of a message of another role, through the token that ends the turn."""
 NOTHING = ""
 
 
+def roles_of(train_on: str) -> frozenset[str]:
+    """Return the roles that `train_on` names; none where it is `last`, `completion` or `all`.
+
+    >>> sorted(roles_of("user,assistant")), roles_of("last")
+    (['assistant', 'user'], frozenset())
+    """
+    roles = frozenset(train_on.split(","))
+    return roles if roles <= set(MESSAGE_ROLES) else frozenset()
+
+
 def learned_parts(chat: Chat, train_on: str) -> list[str]:
-    """Return `TURN`, `CONTENT` or `NOTHING` for each message.
+    """Return `TURN`, `SAID`, `CONTENT` or `NOTHING` for each message.
 
     `all` is not decided here: every token is learned, whoever wrote it.
 
@@ -23,7 +36,7 @@ def learned_parts(chat: Chat, train_on: str) -> list[str]:
             f"{chat.place}: `train_on` is 'completion', and the row is a conversation without prompt and completion; use last "
             "or assistant, or give the row as prompt and completion (lists of messages)"
         )
-    if chat.unmask and train_on in ("last", "completion"):
+    if chat.unmask and train_on not in ("assistant", "all"):
         raise DataError(
             f"{chat.place}: the row has unmask, which learns every message but the system's, and `train_on` is {train_on!r}; "
             "take out one of the two"
@@ -36,8 +49,12 @@ def learned_parts(chat: Chat, train_on: str) -> list[str]:
     roles = [message["role"] for message in chat.messages]
     answers = [index for index in range(chat.first_completion, len(roles)) if roles[index] == "assistant"]
     what = [NOTHING] * len(roles)
-    for index in answers[-1:] if train_on == "last" else answers:
+    named = roles_of(train_on)
+    for index in answers[-1:] if train_on == "last" else answers if "assistant" in named or not named else ():
         what[index] = TURN
+    for index, role in enumerate(roles):
+        if role in named and role != "assistant":
+            what[index] = SAID
     if chat.unmask:
         what = [NOTHING if role == "system" else TURN if role == "assistant" else CONTENT for role in roles]
     return [part if trains else NOTHING for part, trains in zip(what, chat.trains or [True] * len(what), strict=True)]

@@ -231,22 +231,24 @@ class Store:
             packed += digest([ids[bounds[index] : bounds[index + 1]] for index in at], media)
         return samples, as_digests(packed)
 
-    def split(self, fraction: float, seed: int | None = None) -> tuple[Self, Self]:
-        """Divide into (train, held out), of which about `fraction` is held out.
+    def split(self, part: float, seed: int | None = None) -> tuple[Self, Self]:
+        """Divide into (train, held out), of which about `part` is held out: a share, or a number.
 
+        A share lies between 0 and 1; a whole number counts samples, of preferences pairs.
         The same samples are held out for the same seed on every machine. Both sides of a preference, everything that came from
         one row, and samples of the same tokens stay together, so that nothing is evaluated on that was trained on. Without a
         seed, the one that the store was prepared with is used.
 
         Raises:
-            DataError: the fraction leaves one of the two empty.
+            DataError: it leaves one of the two empty.
         """
         samples, digests = self.units()
         groups = grouped(digests, self._rows()[samples[:, 0]])
-        parts = split_indices(groups, fraction, int(self.settings.get("seed", 0)) if seed is None else seed)
+        parts = split_indices(groups, part, int(self.settings.get("seed", 0)) if seed is None else seed)
         if not all(map(len, parts)):
+            asked = f"number of {part}" if isinstance(part, int) else f"share of {part}"
             raise DataError(
-                f"a held-out share of {fraction} of {counted(len(groups), self._plural)} leaves {len(parts[0])} to train on "
+                f"a held-out {asked} of {counted(len(groups), self._plural)} leaves {len(parts[0])} to train on "
                 f"and {len(parts[1])} held out; change `validation_split`, or give a file of held-out rows as `eval_data_path`"
             )
         train, held_out = parts

@@ -10,29 +10,31 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def split_indices(groups: "NDArray[np.int64]", fraction: float, seed: int) -> tuple["NDArray[np.int64]", "NDArray[np.int64]"]:
+def split_indices(groups: "NDArray[np.int64]", part: float, seed: int) -> tuple["NDArray[np.int64]", "NDArray[np.int64]"]:
     """Choose samples to hold out: (kept, held out), both int64 and rising.
 
-    About `round(count * fraction)` are held out, and whole groups only. Each group gets a hash of (seed, its first sample), and
-    the smallest hashes are held out. A library's shuffle may change from release to release; this does not, so a held-out set
-    stays unseen.
+    About `round(count * part)`, or `part` itself where it is a whole number, are held out, and whole groups only. Each group
+    gets a hash of (seed, its first sample), and the smallest hashes are held out. A library's shuffle may change from release
+    to release; this does not, so a held-out set stays unseen.
 
     Args:
         groups: int64[N], for each sample the first one of its group; a sample that is alone names itself.
-        fraction: share to hold out, between 0 and 1.
+        part: share to hold out, between 0 and 1, or a whole number of samples.
         seed: seed of the hashes.
 
     Raises:
-        DataError: a share that is not between 0 and 1.
+        DataError: a share that is not between 0 and 1, or a number below 1.
     """
-    if not 0 < fraction < 1:
-        raise DataError(f"a held-out share must lie between 0 and 1, got {fraction!r}")
+    is_number = isinstance(part, int) and not isinstance(part, bool)
+    if not (part >= 1 if is_number else 0 < part < 1):
+        raise DataError(f"what is held out must be a share between 0 and 1, or a whole number of samples, got {part!r}")
     count = len(groups)
+    wanted = part if is_number else round(count * part)
     order = np.lexsort((groups, _splitmix64(count, seed)[groups]))
     ordered = groups[order]
     borders = np.concatenate(([0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1, [count]))
-    # The border nearest to the share; of two, the one that holds out more.
-    held_out = int(borders[np.lexsort((-borders, np.abs(borders - round(count * fraction))))[0]])
+    # The border nearest to what is wanted; of two, the one that holds out more.
+    held_out = int(borders[np.lexsort((-borders, np.abs(borders - min(wanted, count))))[0]])
     return np.sort(order[held_out:]).astype(np.int64), np.sort(order[:held_out]).astype(np.int64)
 
 

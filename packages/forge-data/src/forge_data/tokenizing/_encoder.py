@@ -11,11 +11,12 @@ import numpy as np
 from forge_data._errors import DataError, TokenizerError
 from forge_data._example import IGNORED, TokenizedExample
 from forge_data._media import Media
+from forge_data._values import MESSAGE_ROLES
 from forge_data.chat_template._block import has_reasoning
 from forge_data.chat_template._template import Written
 from forge_data.chat_template._trace import Run
 from forge_data.formats._documents import ended
-from forge_data.formats._samples import Chat, Document, Encoded, Note, Preference, Sample, Text, Tokens, Unpaired
+from forge_data.formats._samples import Chat, Document, Encoded, Note, Pieces, Preference, Sample, Text, Tokens, Unpaired
 from forge_data.masking._conversation import Conversation, ConversationReader
 from forge_data.masking._frames import Frame
 from forge_data.masking._layouts import allows
@@ -25,6 +26,7 @@ from forge_data.masking._train_on import learned_parts
 from forge_data.media._load import load_processor
 from forge_data.media._processor import ModelProcessor
 from forge_data.tokenizing._batch_tokenizer import BatchTokenizer, Tokenised
+from forge_data.tokenizing._pieces import joined_pieces
 from forge_data.tokenizing._stop_tokens import stop_tokens
 from forge_data.tokenizing._token_weights import row_weights, weighed, weights_of, with_weights
 from forge_data.tokenizing._with_media import MediaSpans, expanded, written_plain
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 _Ids = np.ndarray[Any, np.dtype[np.int32]]
 _Offsets = np.ndarray[Any, np.dtype[np.int64]]
 
-Single = Chat | Text | Document | Tokens
+Single = Chat | Text | Pieces | Document | Tokens
 """A sample that becomes one example."""
 
 
@@ -255,6 +257,8 @@ class Encoder:
                 if plain and (frame := self._conversations.frame(part, what)) is not None:
                     self._frames[tuple(roles)] = frame
                 return made
+            case Pieces():
+                return [_Done(self._pieces(part))]
             case Text() if part.media:
                 return [self._text_with_media(part)]
             case _:
@@ -305,6 +309,7 @@ class Encoder:
         everything = self._train_on == "all"
         match part:
             case Text():
+                self._refuse_roles(part)
                 border, end = len(part.prompt), len(part.prompt) + len(part.completion)
                 text, runs = part.prompt + part.completion, [(0, border, 0), (border, end, 1)]
                 spans, roles = [Span.plain(border, end)], ("prompt", "completion")
@@ -317,6 +322,32 @@ class Encoder:
                     )
                 runs, roles = [(0, len(part.text), 0)], ("document",)
                 return _Job(part.text, [], runs, roles, whole=True, ends_from=0, weights=weights_of(part))
+
+    def _refuse_roles(self, part: Text | Pieces) -> None:
+        if "," in self._train_on or (self._train_on in MESSAGE_ROLES and self._train_on != "assistant"):
+            raise DataError(
+                f"{part.place}: `train_on` is {self._train_on!r}, and the row is text, of which nobody's role is known; use "
+                "assistant, or all to learn the prompt too"
+            )
+
+    def _pieces(self, part: Pieces) -> TokenizedExample:
+        """Encode texts each alone, with what the tokenizer adds around the whole."""
+        self._refuse_roles(part)
+        if part.bare and self._train_on not in ("assistant", "all"):
+            raise DataError(
+                f"{part.place}: `train_on` is {self._train_on!r}, and the row holds segments, whose labels say what is "
+                "learned; use assistant, or all to learn every token"
+            )
+        made = self._tokenize(list(part.texts), special=not part.bare)
+        ids, owners = joined_pieces(made, None if part.bare else (self._tokenizer.bos_token_id, self._eos))
+        trained = (
+            np.array(part.learned, dtype=np.bool_)[owners] if self._train_on != "all" else np.ones(len(ids), dtype=np.bool_)
+        )
+        roles = ["completion" if each else "prompt" for each in part.learned]
+        runs = [(at, at + 1, at) for at in range(len(roles))]
+        ((spans, found),) = segments(owners, [len(ids)], [runs], [roles])
+        example = TokenizedExample.from_mask(ids, trained, spans, found)
+        return example if part.weight == 1 else with_weights(example, np.full(len(ids), part.weight, dtype=np.float32))
 
     def _tokens(self, part: Tokens) -> TokenizedExample:
         if self._train_on not in ("assistant", "all"):

@@ -208,7 +208,7 @@ TOLD = {
         "rows are tokenised with their images; tokenised ones are recognised": "skip_prepare_dataset dataset_kwargs",
         "choose train_on: assistant (the default), last, completion, all": """assistant_only_loss completion_only_loss
             train_on_responses_only""",
-        "assistant turns are learned, or with train_on=all every token; no other role by itself": "roles_to_train",
+        "name the roles in train_on, such as assistant,user": "roles_to_train",
         "a turn is learned with the token that ends it, and no other turn's (train_on=all learns all)": """train_on_eos
             train_on_eot""",
         "a message with 'train': false is not learned; of another name, or of parts of a message, with preprocess": """

@@ -13,6 +13,8 @@ from forge_algos._experts import Stack, expert_stacks
 from forge_algos._modules import head
 from forge_algos.adaptations.base._modalities import LANGUAGE, Parts
 from forge_algos.adaptations.base._parts import kind_of, score
+from forge_algos.adaptations.base._unfrozen import named_by
+from forge_algos.settings._adapter import EXPRESSION, whole_name
 
 KINDS = ("attention", "mlp", "experts", "router", "all-linear")
 
@@ -21,7 +23,8 @@ def resolve_targets(model: nn.Module, targets: Sequence[str] | None, parts: Part
     """Return the full names of linear layers and expert stacks that `targets` select.
 
     They are in the model's order. A target is a full name; the last part or parts of names (`q_proj`, `mlp.up_proj`,
-    `experts.down_proj`); a pattern with `*`, `?` or `[` that fits a full name or its last parts (`layers.0.*`); or a kind.
+    `experts.down_proj`); a pattern with `*`, `?` or `[` that fits a full name or its last parts (`layers.0.*`); `re:` and a
+    regular expression of full names, as PEFT reads one; or a kind.
     `attention`: layers inside a module whose class is called so, or that projects queries, keys and values. `experts`: expert
     matrices, stacked or not. `router`: the linear layers that choose experts. `mlp`: the other linear layers of a decoder
     layer. `all-linear`, or None: all of these. The head over the vocabulary, and a reward model's `score`, are selected only by
@@ -95,6 +98,8 @@ def _selected(model: nn.Module, target: str, inner: Sequence[str]) -> set[str]:
         return set(inner)
     if target in KINDS:
         return {name for name in inner if kind_of(model, name) == target}
+    if target.startswith(EXPRESSION):
+        return set(named_by(whole_name(target).fullmatch, inner, f"target_modules={target}"))
     return {name for name in inner if matches(target, name)}
 
 

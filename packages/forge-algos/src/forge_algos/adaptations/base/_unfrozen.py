@@ -1,7 +1,7 @@
 """Names of the weights that train → a model whose other weights are frozen."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 
 from torch import nn
@@ -32,7 +32,7 @@ def freeze_others(model: nn.Module, patterns: Sequence[str]) -> None:
     top = score(model)
     moving = set() if top is None else {id(parameter) for parameter in top.parameters()}
     for pattern in patterns:
-        named = _named(pattern, parameters)
+        named = named_by(unfrozen(pattern).match, parameters, f"unfrozen_parameters={pattern}")
         movable = {id(parameters[name]) for name in named if parameters[name].requires_grad}
         if not movable:
             like = get_close_matches(pattern, parameters, n=1, cutoff=0) or ["none"]
@@ -44,12 +44,22 @@ def freeze_others(model: nn.Module, patterns: Sequence[str]) -> None:
             parameter.requires_grad = False
 
 
-def _named(pattern: str, names: Iterable[str]) -> list[str]:
-    fitting, end = unfrozen(pattern), time.monotonic() + SECONDS
+def named_by(fits: Callable[..., object], names: Iterable[str], setting: str) -> list[str]:
+    """Return the names that an expression fits, in their order.
+
+    Args:
+        fits: its `match` or `fullmatch`.
+        names: names of weights or modules.
+        setting: setting and value, for the error.
+
+    Raises:
+        AdapterError: it is searched for too long.
+    """
+    end = time.monotonic() + SECONDS
     try:
-        return [name for name in names if fitting.match(name, timeout=max(0.001, end - time.monotonic()))]
+        return [name for name in names if fits(name, timeout=max(0.001, end - time.monotonic()))]
     except TimeoutError as error:
         raise AdapterError(
-            f"unfrozen_parameters={pattern}: its search among the model's names takes more than {SECONDS:g} seconds: write "
+            f"{setting}: its search among the model's names takes more than {SECONDS:g} seconds: write "
             "`.*` for any text in place of several repeats, or give several expressions"
         ) from error

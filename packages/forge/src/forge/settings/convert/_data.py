@@ -13,23 +13,16 @@ from forge.settings.convert._draft import ONLINE, Draft
 
 FORMATS = {
     "chat_template": "messages",
-    "alpaca": "alpaca",
     "sharegpt": "sharegpt",
     "completion": "text",
     "chat_template.default": "auto",
 }
 """Type of a data set in Axolotl → data_format."""
-_TYPES = {
-    "alpaca": (
-        'Axolotl writes such rows in the Alpaca prompt ("### Instruction:"), forge in the chat template; for the same words '
-        "give chat_template=alpaca where no row has an input, else make rows of prompt and completion with preprocess"
-    ),
-    "input_output": "segments with labels are no format here: make rows of input_ids and labels with preprocess",
-}
-"""Type of a data set in Axolotl → what becomes of it here, where that is not the same."""
+_PROMPTED = ("sft", "osft", "distill")
+"""Verbs that learn rows of Axolotl's own prompt types, as `axolotl:TYPE`."""
 _ROLES = {"user": ("human", "user"), "assistant": ("gpt", "assistant"), "system": ("system",), "tool": ("tool",)}
 _AS_ANYWAY: dict[str, tuple[object, ...]] = {
-    "roles_to_train": (["assistant"], ["gpt", "assistant"], ["assistant", "gpt"]),
+    "roles_to_train": (["assistant"],),
     "train_on_eos": ("turn",),
     "chat_template": ("tokenizer_default",),
     "field": ("text",),
@@ -159,13 +152,13 @@ def data(draft: Draft) -> None:
         for each in given if isinstance(given, list) else [given]:
             paths += _paths(each, key, kinds, draft)
         found[setting] = paths[0] if len(paths) == 1 else paths
-    draft.lost += [f"datasets[].type: {kind}: {_TYPES[kind]}" for kind in dict.fromkeys(kinds) if kind in _TYPES]
-    formats = {FORMATS[kind] for kind in kinds if kind in FORMATS}
+    formats = {each for each in (_format_of(kind, draft) for kind in kinds) if each is not None}
     if set(kinds) == {"completion"} and "on_overflow" in draft.known:
         found["on_overflow"] = "split"  # long texts are cut into several there too
     if len(set(kinds)) > 1:
         lost.append(
             f"datasets[].type: {', '.join(kinds)}: one data_format holds for all; it is left open, and recognised from the rows"
+            + (", so that none is written in a prompt of Axolotl's own" if any(":" in each for each in formats) else "")
         )
     elif formats - {"auto"}:
         found["data_format"] = formats.pop()
@@ -181,11 +174,11 @@ def data(draft: Draft) -> None:
     _evaluations(draft)
     _savings(draft)
     for key in ("val_set_size", "val_size"):
-        share = left.get(key)
-        if isinstance(share, (int, float)) and not 0 < share < 1:
+        part = left.get(key)
+        if part in (0, 0.0):
             del left[key]
-            if share:
-                lost.append(f"{key}: {share}: a number of rows; validation_split is a share of them, below 1")
+        elif isinstance(part, int | float) and part > 1:
+            left[key] = int(part)  # a number of rows, of which both libraries drop the fraction
     _order(draft)
     _long_rows(draft)
 
@@ -286,6 +279,15 @@ def rows(draft: Draft) -> None:
         column = left.pop("dataset_text_field")
         if column != "text":
             _rename(column, "text", draft)
+    roles = _roles(left.get("roles_to_train"))
+    if roles and draft.verb in _PROMPTED:
+        del left["roles_to_train"]
+        if roles != ["assistant"]:
+            draft.found["train_on"] = ",".join(roles)
+    elif left.get("train_on_inputs") is True and draft.library == "Axolotl" and draft.found.get("data_format") == "messages":
+        # What every message says and its end, and nothing that the template writes around it.
+        del left["train_on_inputs"]
+        draft.found["train_on"] = ",".join(_ROLES)
     draft.drop("roles_to_train", when=(["assistant"],))
     draft.drop("train_on_eos", when=("turn",))
     draft.drop("flash_attention", "flash_attn", "use_flash_attention_2", when=(True, False, "auto", "fa2"))
@@ -361,7 +363,7 @@ def _paths(each: Any, key: str, kinds: list[str], draft: Draft) -> list[str]:
     own.pop("ds_type", None)
     if kind is not None and key == "datasets":
         kinds.append(str(kind))
-        if str(kind) not in FORMATS and str(kind) not in _TYPES:
+        if _format_of(str(kind), draft) is None:
             here = _OF_AN_ENTRY["type"]
             if isinstance(kind, Mapping):
                 here += "; columns of other names are read with rename_columns ({question: prompt, answer: completion})"
@@ -369,6 +371,10 @@ def _paths(each: Any, key: str, kinds: list[str], draft: Draft) -> list[str]:
     for name, value in own.items():
         if name in _COLUMNS and isinstance(value, str) and value not in _AS_ANYWAY.get(name, ()):
             _rename(value, _COLUMNS[name], draft)
+        elif name == "roles_to_train" and draft.verb in _PROMPTED and (roles := _roles(value)):
+            draft.left.setdefault("roles_to_train", roles)
+            if draft.left["roles_to_train"] != roles:
+                lost.append(f"{key}[].roles_to_train: {value!r}: one train_on holds for all data sets")
         elif value not in (None, *_AS_ANYWAY.get(name, ())) and not (name == "roles" and _usual(value)):
             lost.append(f"{key}[].{name}: {value!r}: {_instead(name)}")
     if files is not None:
@@ -379,6 +385,27 @@ def _paths(each: Any, key: str, kinds: list[str], draft: Draft) -> list[str]:
     if _FILE.search(str(path)):
         return [str(path)]
     return [":".join([str(path), *([str(config)] if config else []), str(split or "train")])]
+
+
+def _roles(value: Any) -> list[str] | None:
+    """Return roles in the names that they have here; None where one is not known."""
+    names = {theirs: role for role, own in _ROLES.items() for theirs in own}
+    roles = value if isinstance(value, list) else []
+    return sorted({names[role] for role in roles}) if roles and all(role in names for role in roles) else None
+
+
+def _format_of(kind: str, draft: Draft) -> str | None:
+    """Return the format of rows that Axolotl has a type for; None where there is none."""
+    if kind in FORMATS:
+        return FORMATS[kind]
+    field = draft.known.get("data_format")
+    if field is None or field.validator is None or draft.verb not in _PROMPTED:
+        return None
+    try:
+        field.validator(None, field, f"axolotl:{kind}")
+    except ValueError:
+        return None
+    return f"axolotl:{kind}"
 
 
 def _usual(roles: Any) -> bool:

@@ -411,10 +411,13 @@ def _targets(draft: Draft) -> None:
     for key in ("lora_target_modules", "lora_target"):
         pattern = left.get(key)
         if isinstance(pattern, str) and re.search(r"[\\(|+^$]|\.\*", pattern):
-            draft.lose(
-                key, "a regular expression: target_modules takes names, patterns with * and ?, and kinds (attention, mlp)"
-            )
-            draft.found["target_modules"] = None
+            if key == "lora_target":
+                draft.lose(
+                    key, "parts of names there too, in a list, so that a regular expression fits none: re: begins one here"
+                )
+                draft.found["target_modules"] = None
+            else:
+                left[key] = [f"re:{pattern}"]  # of whole names, as in PEFT
     for key in ("lora_target", "additional_target"):
         if isinstance(left.get(key), str):
             left[key] = [name.strip() for name in left[key].split(",")]
