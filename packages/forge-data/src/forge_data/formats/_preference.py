@@ -9,8 +9,8 @@ from forge_data._errors import BadPairError, DataError
 from forge_data._values import checked_text, counted, describe
 from forge_data.formats._chat import MEDIA_FIELDS, TEMPLATE_FIELDS, chat
 from forge_data.formats._format import Fields, Format
-from forge_data.formats._margins import margin_of
 from forge_data.formats._messages import Turns, checked_messages, text_of
+from forge_data.formats._ms_swift import pair_of
 from forge_data.formats._prompt_completion import (
     answer,
     answer_field,
@@ -19,9 +19,11 @@ from forge_data.formats._prompt_completion import (
     joined,
     of_answer,
 )
-from forge_data.formats._rated import KTO_TAG, rated
+from forge_data.formats._rated import KTO_TAG, rated, rejects
 from forge_data.formats._rated_answers import compared
 from forge_data.formats._samples import Chat, Message, Preference, Text
+from forge_data.formats._tool_calls import with_call_turns
+from forge_data.formats._weights import margin_of
 
 _SIDES = ("chosen", "rejected")
 _OWN_PROMPTS = (("prompt_chosen", "prompt_rejected"), ("chosen_prompt", "rejected_prompt"))
@@ -33,20 +35,23 @@ def preference(place: str, fields: Fields) -> Preference:
     Without a `prompt` (or one for each side, which must be equal) the prompt is what both sides begin with: messages as long as
     they are equal, text up to the last equal character (a space before which they differ belongs to the answers, as in TRL).
     Some data sets give the prompt as text beside whole conversations that contain it; there it must be the last message that
-    both share. LLaMA-Factory's give it in `conversations`, `messages` or `instruction`, and one turn or one text for each side.
+    both share. LLaMA-Factory's give it in `conversations`, `messages` or `instruction`, and one turn or one text for each side;
+    ms-swift's have the chosen answer in the conversation, and `rejected_response` or `rejected_messages` beside it.
     Images of the prompt are those of both sides; the row's columns of images fill the places of each.
 
     Raises:
         BadPairError: equal answers, an empty one, or two prompts; `reason` says which.
         DataError: sides of two kinds, or fields that are not what they should be; messages with weights.
     """
-    for name in _SIDES:
+    for name in () if rejects(fields) else _SIDES:
         # Null, an empty list and an empty text are the same mistake.
         given = fields.get(name)
         if given is None or (isinstance(given, (str, list)) and not given):
             what = describe(given) if name in fields else "null or not there"
             raise BadPairError(f"{place}: field {name} is {what}; give the answer, or take the row out", reason=EMPTY_ANSWER)
-    if (asked := rated(fields)) is not None:
+    if (asked := rated(fields)) is not None and rejects(fields):
+        return _rejecting(place, fields)
+    if asked is not None:
         before, answers = compared(place, fields, asked)
         chosen, rejected = (
             chat(place, fields, joined(before, side), len(before.messages), media=of_answer(answer_field, name))
@@ -68,6 +73,27 @@ def preference(place: str, fields: Fields) -> Preference:
         sides = [answer(place, fields, name) for name in _SIDES]
     chosen, rejected = sides
     return _pair(place, fields, chosen, rejected, len(prompt) if isinstance(prompt, list) else 0)
+
+
+def _rejecting(place: str, fields: Fields) -> Preference:
+    """Read a row of ms-swift's: a conversation that ends with the chosen answer, and the rejected one."""
+    *rows, before = pair_of(place, fields)
+    lists = [with_call_turns(place, "messages", row["messages"])[0] for row in rows]
+    turns = [checked_messages(place, "messages", each, media=True) for each in lists]
+    if before is None:
+        before = _shared_messages(*map(_messages, turns))
+    else:
+        before = len(with_call_turns(place, "messages", rows[0]["messages"][:before])[0])
+    if not before:
+        raise BadPairError(
+            f"{place}: messages and rejected_messages do not begin alike, so there is no prompt that both answer",
+            reason=PROMPTS_DIFFER,
+        )
+    chosen, rejected = (
+        chat(place, row, side, before, media=of_answer(answer_field, name))
+        for name, row, side in zip(_SIDES, rows, turns, strict=True)
+    )
+    return _pair(place, fields, chosen, rejected, before)
 
 
 def _pair(place: str, fields: Fields, chosen: Chat | Text, rejected: Chat | Text, before: int) -> Preference:
