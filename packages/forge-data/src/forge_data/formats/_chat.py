@@ -211,7 +211,7 @@ def _field_of(fields: Fields, index: int, part: str, _answer: str) -> str:
 
 
 def messages_field(fields: Fields, name: str, index: int, part: str) -> str:
-    """Name a part of a message of a row's list, in which ms-swift's calls are messages of their own."""
+    """Name a part of a message in a list in which ms-swift's calls are messages."""
     value = from_json(fields.get(name))
     turns = isinstance(value, list) and any(isinstance(each, dict) and each.get("role") in TURNS for each in value)
     starts = with_call_turns("", name, value)[1] if turns else []

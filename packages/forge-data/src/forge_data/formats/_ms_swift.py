@@ -60,10 +60,11 @@ def messages_of(place: str, fields: Fields) -> list[Any]:
 
 
 def pair_of(place: str, fields: Fields) -> tuple[Fields, Fields, int | None]:
-    """Make two rows of messages of one with a rejected answer, and the number of messages that both begin with.
+    """Make two rows of messages of one that has a rejected answer.
 
-    The preferred answer is what follows the last message of the user or a tool, and `rejected_response` stands in its place.
-    `rejected_messages` is a whole conversation: there the number is None.
+    Beside them is the number of messages that both begin with. The preferred answer is what follows the last message of the
+    user or a tool, and `rejected_response` stands in its place. `rejected_messages` is a whole conversation: there the number
+    is None.
 
     Raises:
         DataError: no conversation, or a rejected answer in which somebody else speaks.
@@ -99,7 +100,7 @@ def _asks(message: object) -> bool:
 
 
 def _turns(place: str, name: str, value: object) -> list[Any]:
-    """Return a conversation as messages: of OpenAI's or ShareGPT's fields, or pairs of question and answer."""
+    """Return a conversation, whose turns may be pairs of question and answer, as messages."""
     if not isinstance(value, list) or not value:
         raise DataError(f"{place}: field {name} is {describe(value)}; it must be a list of messages")
     made = list[Any]()
@@ -119,7 +120,7 @@ def _turns(place: str, name: str, value: object) -> list[Any]:
 
 
 def _named(fields: Fields, names: tuple[str, ...]) -> str | None:
-    """Return the field that is called by one of these names; the first name wins, else it must be the only one."""
+    """Return the field of one of these names: of the first, or of the only one there."""
     given = [name for name in names if name in fields]
     return given[0] if given and (len(given) == 1 or given[0] == names[0]) else None
 

@@ -76,7 +76,7 @@ def preference(place: str, fields: Fields) -> Preference:
 
 
 def _rejecting(place: str, fields: Fields) -> Preference:
-    """Read a row of ms-swift's: a conversation that ends with the chosen answer, and the rejected one."""
+    """Read a row of ms-swift's: a conversation with the chosen answer, and the rejected one."""
     *rows, before = pair_of(place, fields)
     lists = [with_call_turns(place, "messages", row["messages"])[0] for row in rows]
     turns = [checked_messages(place, "messages", each, media=True) for each in lists]

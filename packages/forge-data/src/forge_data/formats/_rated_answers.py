@@ -1,4 +1,4 @@
-"""LLaMA-Factory's or ms-swift's row of a preference or of KTO → conversations compared or rated."""
+"""LLaMA-Factory's or ms-swift's row of a preference or of KTO → conversations."""
 
 from forge_data._errors import DataError
 from forge_data._values import checked_text, describe, from_json

@@ -1,4 +1,4 @@
-"""Tool calls, in messages as OpenAI has them or turns as ms-swift → calls as templates read them."""
+"""Tool calls, as OpenAI or ms-swift writes them → calls as chat templates read them."""
 
 import json
 from typing import Any
@@ -41,8 +41,8 @@ _LEARNED = ("train", "weight", "loss", "loss_scale")
 """Fields of a message that say how much it is learned."""
 
 
-def with_call_turns(place: str, field: str, value: object) -> tuple[object, list[int]]:
-    """Return messages in which ms-swift's calls stand in the assistant's messages, as OpenAI has them.
+def with_call_turns(place: str, field: str, value: Any) -> tuple[Any, list[int]]:
+    """Put ms-swift's calls into the assistant's messages, as OpenAI has them.
 
     A `tool_call` holds one call as JSON; those that follow each other, and the text of the assistant before them, are one turn.
     Beside the messages is the index that each had; empty where nothing is changed.

@@ -78,7 +78,7 @@ def margin_of(place: str, value: Any) -> float | None:
 
 
 class Margins:
-    """Check, pair by pair, that either every row has a margin (by how much chosen is better) or none has."""
+    """Check, pair by pair, that either every row has a margin or none has."""
 
     def __init__(self) -> None:
         self._first: tuple[bool, str] | None = None
