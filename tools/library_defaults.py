@@ -1,9 +1,9 @@
 """Compare a committed table of other libraries' defaults with their wheels: `python tools/library_defaults.py WHEEL ...`.
 
-`forge config convert` writes out what LLaMA-Factory and Axolotl do by default. Neither can be installed beside forge, so the
-defaults that it relies on were read from their sources into tests/forge/settings/library_defaults.json (release → file → class
-→ field → default), which a test holds the recipes to. For a newer release: `pip download --no-deps NAME`, this script with its
-wheels, and the table and `forge.settings.convert` mended by what it prints.
+`forge config convert` writes out what LLaMA-Factory, Axolotl and ms-swift do by default. None can be installed beside forge, so
+the defaults that it relies on were read from their sources into tests/forge/settings/library_defaults.json (release → file →
+class → field → default), which a test holds the recipes to. For a newer release: `pip download --no-deps NAME`, this
+script with its wheels, and the table and `forge.settings.convert` mended by what it prints.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def test_ended():
         ({"input_ids": [1, 2], "labels": [1]}, "train.jsonl:2: input_ids holds 2 tokens and labels 1"),
         (
             {"messages": []},
-            "train.jsonl:2 has the fields 'messages', but the format document needs text, document or input_ids",
+            "train.jsonl:2: field messages is no document, which is one message of the assistant",
         ),
     ],
 )

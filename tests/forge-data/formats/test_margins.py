@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from forge_data import DataError, StoreError, TokenStore, lint, prepare
-from forge_data.formats._preference import margin_of
+from forge_data.formats._weights import margin_of
 from forge_data.preparing import _pipeline
 
 

@@ -21,6 +21,7 @@ ROWS = {
     "messages": ({"messages": [USER, BOT]}, Chat),
     "sharegpt": ({"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]}, Chat),
     "alpaca": ({"instruction": "hi", "input": "", "output": "ho"}, Chat),
+    "ms_swift": ({"query": "hi", "response": "ho"}, Chat),
     "prompt_completion": ({"prompt": "a", "completion": "b"}, Text),
     "prompt_completion of messages": ({"prompt": [USER], "completion": [BOT]}, Chat),
     "text": ({"text": "a"}, Document),

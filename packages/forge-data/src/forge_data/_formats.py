@@ -29,6 +29,7 @@ BUILT_IN = {
     "messages": BuiltIn("forge_data.formats._chat:MESSAGES"),
     "sharegpt": BuiltIn("forge_data.formats._sharegpt:SHAREGPT"),
     "alpaca": BuiltIn("forge_data.formats._alpaca:ALPACA"),
+    "ms_swift": BuiltIn("forge_data.formats._ms_swift:MS_SWIFT"),
     "prompt_completion": BuiltIn("forge_data.formats._prompt_completion:PROMPT_COMPLETION"),
     "text": BuiltIn("forge_data.formats._documents:TEXT"),
     "preference": BuiltIn("forge_data.formats._preference:PREFERENCE", preferences=True),

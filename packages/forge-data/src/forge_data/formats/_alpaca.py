@@ -5,6 +5,7 @@ from forge_data._values import describe, from_json, string
 from forge_data.formats._chat import MEDIA_FIELDS, TEMPLATE_FIELDS, chat
 from forge_data.formats._format import Fields, Format
 from forge_data.formats._messages import Turns
+from forge_data.formats._rated import rejects
 from forge_data.formats._samples import Chat, Message
 from forge_data.formats._sharegpt import with_system
 
@@ -31,10 +32,11 @@ def question(place: str, fields: Fields, *, between: str) -> Turns:
     """
     instruction, details = (string(place, name, fields.get(name, "")) for name in ("instruction", "input"))
     asked = {"role": "user", "content": between.join(part for part in (instruction, details) if part)}
-    return with_system(place, fields, Turns([*_history(place, fields.get("history")), asked], None))
+    return with_system(place, fields, Turns([*history_of(place, fields.get("history")), asked], None))
 
 
-def _history(place: str, value: object) -> list[Message]:
+def history_of(place: str, value: object) -> list[Message]:
+    """Read turns of `history`, pairs of a question and its answer; errors as `alpaca`."""
     value = from_json(value)
     if not value:
         return []
@@ -66,7 +68,7 @@ def _has_both(row: Fields) -> bool:
 
 ALPACA = Format(
     needs="instruction, output",
-    matches=lambda row: _has_both(row) and "kto_tag" not in row,
+    matches=lambda row: _has_both(row) and "kto_tag" not in row and not rejects(row),
     convert=alpaca,
     field_of=field_of,
     reads=(*TEMPLATE_FIELDS, *MEDIA_FIELDS),

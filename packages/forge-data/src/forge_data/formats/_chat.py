@@ -11,6 +11,7 @@ from forge_data.formats._format import FieldOf, Fields, Format, message_field
 from forge_data.formats._messages import Turns, checked_messages, joined_parts, parts_of, text_of, text_part
 from forge_data.formats._rated import rated
 from forge_data.formats._samples import Chat, Message
+from forge_data.formats._tool_calls import TURNS, with_call_turns
 from forge_data.formats._unread import is_empty
 
 TEMPLATE_FIELDS = ("tools", "documents", "chat_template_kwargs", "unmask")
@@ -200,12 +201,27 @@ def _arguments(place: str, field: str, value: object) -> dict[str, Any]:
 
 
 def _messages(place: str, fields: Fields) -> Chat:
-    turns = checked_messages(place, "messages", from_json(fields["messages"]), media=True)
+    value, _ = with_call_turns(place, "messages", from_json(fields["messages"]))
+    turns = checked_messages(place, "messages", value, media=True)
     return chat(place, fields, turns, media=_field_of)
 
 
-def _field_of(_fields: Fields, index: int, part: str, _answer: str) -> str:
-    return message_field("messages", index, part)
+def _field_of(fields: Fields, index: int, part: str, _answer: str) -> str:
+    return messages_field(fields, "messages", index, part)
+
+
+def messages_field(fields: Fields, name: str, index: int, part: str) -> str:
+    """Name a part of a message in a list in which ms-swift's calls are messages."""
+    value = from_json(fields.get(name))
+    turns = isinstance(value, list) and any(isinstance(each, dict) and each.get("role") in TURNS for each in value)
+    starts = with_call_turns("", name, value)[1] if turns else []
+    if index >= len(starts):
+        return message_field(name, index, part)
+    at = starts[index]
+    if part.startswith("tool_calls[") and isinstance(value, list):
+        at += int(part[len("tool_calls[") :].partition("]")[0]) + (value[at].get("role") == "assistant")
+        part = "content"
+    return message_field(name, at, part)
 
 
 MESSAGES = Format(

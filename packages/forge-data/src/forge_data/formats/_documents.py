@@ -4,12 +4,13 @@ import attrs
 import numpy as np
 
 from forge_data._errors import DataError
-from forge_data._values import string
+from forge_data._values import from_json, string
 from forge_data.formats._format import Fields, Format
 from forge_data.formats._samples import Document, Sample, Tokens
 from forge_data.formats._tokenised import checked_tokens
 
 _FIELDS = ("text", "document", "input_ids")
+_MESSAGES = "messages"
 
 
 def text_document(place: str, fields: Fields) -> Document:
@@ -25,20 +26,32 @@ def text_document(place: str, fields: Fields) -> Document:
 
 
 def document(place: str, fields: Fields) -> Document | Tokens:
-    """Read a row with `text`, `document` or `input_ids`.
+    """Read a row with `text`, `document` or `input_ids`, or one message of the assistant.
 
-    Token ids need no labels: every token of a document is learned.
+    ms-swift keeps a document as `messages` of one. Token ids need no labels: every token of a document is learned.
 
     Raises:
         DataError: it has text and token ids, or ids that are not token ids.
     """
     if "input_ids" not in fields:
+        if _MESSAGES in fields and not any(name in fields for name in _FIELDS):
+            return _said(place, from_json(fields[_MESSAGES]))
         return text_document(place, fields)
     other = next((name for name in _FIELDS if name != "input_ids" and name in fields), None)
     if other is not None:
         raise DataError(f"{place} has both {other} and input_ids; keep the one that is to be learned")
     given = fields if "labels" in fields else {**fields, "labels": fields["input_ids"]}
     return attrs.evolve(checked_tokens(place, given), document=True)
+
+
+def _said(place: str, value: object) -> Document:
+    """Read a document that is the assistant's one message."""
+    if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], dict) or value[0].get("role") != "assistant":
+        raise DataError(
+            f"{place}: field messages is no document, which is one message of the assistant; a conversation is trained by "
+            "forge sft, with train_on=all every token of it"
+        )
+    return Document(place, string(place, "messages[0].content", value[0].get("content")))
 
 
 def ended(tokens: Tokens, eos: int, bos: int | None) -> Tokens:
@@ -78,7 +91,7 @@ def is_empty(sample: Sample) -> bool:
 
 
 def _field_of(fields: Fields, _index: int, _part: str, _answer: str) -> str:
-    return next((name for name in _FIELDS if name in fields), _FIELDS[0])
+    return next((name for name in (*_FIELDS, _MESSAGES) if name in fields), _FIELDS[0])
 
 
 TEXT = Format(
@@ -91,7 +104,7 @@ TEXT = Format(
 
 DOCUMENT = Format(
     needs="text, document or input_ids",
-    matches=lambda row: any(name in row for name in _FIELDS),
+    matches=lambda row: any(name in row for name in (*_FIELDS, _MESSAGES)),
     convert=document,
     field_of=_field_of,
     # The same fields are those of `text` and `tokenised`.

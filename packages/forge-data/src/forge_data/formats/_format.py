@@ -64,3 +64,6 @@ class Format:
 
     accepts: Callable[[Fields], bool] | None = None
     """Further rows that it reads where it is chosen by name, or where no format matches."""
+
+    chosen: Callable[[Fields], bool] | None = None
+    """Further rows that it reads only where it is chosen by name."""

@@ -21,6 +21,8 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "name": ROLES,
     "train": ROLES,
     "weight": ROLES,
+    "loss": ROLES,
+    "loss_scale": ROLES,
     "tool_call_id": ("tool",),
     "tool_calls": ("assistant",),
     **dict.fromkeys(REASONING, ("assistant",)),
@@ -132,7 +134,7 @@ def _checked_message(
     for name, item in more.items():
         if name == "tool_calls":
             kept[name] = checked_calls(place, f"{field}.{name}", item)
-        elif name not in ("train", "weight"):
+        elif name not in ("train", "weight", "loss", "loss_scale"):
             kept[name] = string(place, f"{field}.{name}", item)
     weight = _weight(place, field, str(role), more)
     if weight is not None:
@@ -282,14 +284,20 @@ def _rate(place: str, field: str, part: dict[str, Any]) -> float | None:
 
 
 def _weight(place: str, field: str, role: str, more: dict[str, Any]) -> float | None:
-    """Read how much a message is to be learned (`train`, `weight`); None where it does not say."""
-    train, weight = more.get("train"), more.get("weight")
+    """Read how much a message is to be learned; None where it does not say.
+
+    `loss` and `loss_scale` are ms-swift's names of `train` and `weight`.
+    """
+    asked, by = _one_of(place, field, more, ("train", "loss")), _one_of(place, field, more, ("weight", "loss_scale"))
+    train, weight = more.get(asked), more.get(by)
     if train is not None and not isinstance(train, bool):
-        raise DataError(f"{place}: field {field}.train is {describe(train)}; it must be true or false")
+        raise DataError(f"{place}: field {field}.{asked} is {describe(train)}; it must be true or false")
     if weight is not None:
-        weight = weight_of(place, f"{field}.weight", weight)
+        weight = weight_of(place, f"{field}.{by}", weight)
+    if by == "loss_scale" and train is False:
+        weight = None  # as there, where a message without loss has no scale
     if train is not None and weight is not None and train != bool(weight):
-        raise DataError(f"{place}: field {field}.train is {describe(train)}, but its weight is {weight:g}; keep one of them")
+        raise DataError(f"{place}: field {field}.{asked} is {describe(train)}, but its {by} is {weight:g}; keep one of them")
     learned = weight if weight is not None else None if train is None else float(train)
     if learned and role != "assistant":
         raise DataError(
@@ -297,3 +305,11 @@ def _weight(place: str, field: str, role: str, more: dict[str, Any]) -> float | 
             "unmask: true in the row learns every message but the system's"
         )
     return learned
+
+
+def _one_of(place: str, field: str, more: dict[str, Any], names: tuple[str, str]) -> str:
+    """Return the one of two names of a field that a message has."""
+    given = [name for name in names if more.get(name) is not None]
+    if len(given) > 1 and more[given[0]] != more[given[1]]:
+        raise DataError(f"{place}: field {field} has {names[0]} and {names[1]}, which say two things; keep one of them")
+    return (given or names)[0]

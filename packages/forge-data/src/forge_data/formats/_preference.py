@@ -1,12 +1,8 @@
 """Row of `chosen` and `rejected` → two answers to one prompt, given or shared by both."""
 
-import math
 import os
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any
-
-import numpy as np
 
 from forge_data._accounting import EMPTY_ANSWER, PROMPTS_DIFFER, SAME_ANSWERS
 from forge_data._errors import BadPairError, DataError
@@ -14,6 +10,7 @@ from forge_data._values import checked_text, counted, describe
 from forge_data.formats._chat import MEDIA_FIELDS, TEMPLATE_FIELDS, chat
 from forge_data.formats._format import Fields, Format
 from forge_data.formats._messages import Turns, checked_messages, text_of
+from forge_data.formats._ms_swift import pair_of
 from forge_data.formats._prompt_completion import (
     answer,
     answer_field,
@@ -22,9 +19,11 @@ from forge_data.formats._prompt_completion import (
     joined,
     of_answer,
 )
-from forge_data.formats._rated import KTO_TAG, rated
+from forge_data.formats._rated import KTO_TAG, rated, rejects
 from forge_data.formats._rated_answers import compared
 from forge_data.formats._samples import Chat, Message, Preference, Text
+from forge_data.formats._tool_calls import with_call_turns
+from forge_data.formats._weights import margin_of
 
 _SIDES = ("chosen", "rejected")
 _OWN_PROMPTS = (("prompt_chosen", "prompt_rejected"), ("chosen_prompt", "rejected_prompt"))
@@ -36,20 +35,23 @@ def preference(place: str, fields: Fields) -> Preference:
     Without a `prompt` (or one for each side, which must be equal) the prompt is what both sides begin with: messages as long as
     they are equal, text up to the last equal character (a space before which they differ belongs to the answers, as in TRL).
     Some data sets give the prompt as text beside whole conversations that contain it; there it must be the last message that
-    both share. LLaMA-Factory's give it in `conversations`, `messages` or `instruction`, and one turn or one text for each side.
+    both share. LLaMA-Factory's give it in `conversations`, `messages` or `instruction`, and one turn or one text for each side;
+    ms-swift's have the chosen answer in the conversation, and `rejected_response` or `rejected_messages` beside it.
     Images of the prompt are those of both sides; the row's columns of images fill the places of each.
 
     Raises:
         BadPairError: equal answers, an empty one, or two prompts; `reason` says which.
         DataError: sides of two kinds, or fields that are not what they should be; messages with weights.
     """
-    for name in _SIDES:
+    for name in () if rejects(fields) else _SIDES:
         # Null, an empty list and an empty text are the same mistake.
         given = fields.get(name)
         if given is None or (isinstance(given, (str, list)) and not given):
             what = describe(given) if name in fields else "null or not there"
             raise BadPairError(f"{place}: field {name} is {what}; give the answer, or take the row out", reason=EMPTY_ANSWER)
-    if (asked := rated(fields)) is not None:
+    if (asked := rated(fields)) is not None and rejects(fields):
+        return _rejecting(place, fields)
+    if asked is not None:
         before, answers = compared(place, fields, asked)
         chosen, rejected = (
             chat(place, fields, joined(before, side), len(before.messages), media=of_answer(answer_field, name))
@@ -71,6 +73,27 @@ def preference(place: str, fields: Fields) -> Preference:
         sides = [answer(place, fields, name) for name in _SIDES]
     chosen, rejected = sides
     return _pair(place, fields, chosen, rejected, len(prompt) if isinstance(prompt, list) else 0)
+
+
+def _rejecting(place: str, fields: Fields) -> Preference:
+    """Read a row of ms-swift's: a conversation with the chosen answer, and the rejected one."""
+    *rows, before = pair_of(place, fields)
+    lists = [with_call_turns(place, "messages", row["messages"])[0] for row in rows]
+    turns = [checked_messages(place, "messages", each, media=True) for each in lists]
+    if before is None:
+        before = _shared_messages(*map(_messages, turns))
+    else:
+        before = len(with_call_turns(place, "messages", rows[0]["messages"][:before])[0])
+    if not before:
+        raise BadPairError(
+            f"{place}: messages and rejected_messages do not begin alike, so there is no prompt that both answer",
+            reason=PROMPTS_DIFFER,
+        )
+    chosen, rejected = (
+        chat(place, row, side, before, media=of_answer(answer_field, name))
+        for name, row, side in zip(_SIDES, rows, turns, strict=True)
+    )
+    return _pair(place, fields, chosen, rejected, before)
 
 
 def _pair(place: str, fields: Fields, chosen: Chat | Text, rejected: Chat | Text, before: int) -> Preference:
@@ -194,44 +217,6 @@ def _check_pair(place: str, chosen: Chat | Text, rejected: Chat | Text, before: 
                 "begin to differ, so they answer two prompts; let them differ in what the assistant says, or take the row out",
                 reason=PROMPTS_DIFFER,
             )
-
-
-def margin_of(place: str, value: Any) -> float | None:
-    """Read the margin of a row; None where it has none, or an empty cell of a CSV file.
-
-    Raises:
-        DataError: not a finite number, or one beyond float32.
-    """
-    if value is None or value == "":
-        return None
-    number = math.nan
-    if not isinstance(value, bool) and isinstance(value, (int, float, str, Decimal)):
-        try:
-            number = float(value)
-        except (ValueError, OverflowError):
-            number = math.nan
-    if not math.isfinite(number) or abs(number) > float(np.finfo(np.float32).max):
-        raise DataError(f"{place}: field margin is {describe(value)}; it must be a finite number that fits into float32")
-    return number
-
-
-class Margins:
-    """Check, pair by pair, that either every row has a margin or none has."""
-
-    def __init__(self) -> None:
-        self._first: tuple[bool, str] | None = None
-
-    def see(self, place: str, *, given: bool) -> None:
-        """Compare one pair with the first.
-
-        Raises:
-            DataError: naming both rows.
-        """
-        self._first = self._first or (given, place)
-        has, first = self._first
-        if given != has:
-            one, other = ("no margin", "one") if has else ("a margin", "none")
-            raise DataError(f"{place} has {one}, but {first} has {other}; give every row a margin, or no row one")
 
 
 PREFERENCE = Format(

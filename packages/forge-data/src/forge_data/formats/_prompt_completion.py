@@ -8,15 +8,22 @@ from forge_data._accounting import EMPTY_ANSWER
 from forge_data._errors import BadPairError, DataError
 from forge_data._media import MANY, MARKS, Kind, Media
 from forge_data._values import checked_text, counted, describe
+from forge_data.formats import _ms_swift
 from forge_data.formats._chat import MEDIA_FIELDS, TEMPLATE_FIELDS, chat, given_media
 from forge_data.formats._format import FieldOf, Fields, Format, message_field
 from forge_data.formats._messages import REASONING, Turns, checked_messages
-from forge_data.formats._rated import KTO_TAG, rated
+from forge_data.formats._rated import KTO_TAG, rated, rejects
 from forge_data.formats._rated_answers import field_of, rated_answer
 from forge_data.formats._samples import Chat, Message, Text, Unpaired
 from forge_data.formats._unread import is_empty
 
-_IGNORING = {None: "prompt_completion", "conversations": "sharegpt", "messages": "messages", "instruction": "alpaca"}
+_IGNORING = {
+    None: "prompt_completion",
+    "conversations": "sharegpt",
+    "messages": "messages",
+    "instruction": "alpaca",
+    "query": "ms_swift",
+}
 """Field in which a row asks → the format that reads it without its label."""
 
 
@@ -185,6 +192,8 @@ def joined(before: Turns, after: Turns) -> Turns:
 def answer_field(fields: Fields, index: int, part: str, answer: str) -> str:
     """Name the field of a part of a prompt or of an answer, both text or both messages."""
     if (asked := rated(fields)) is not None:
+        if rejects(fields):
+            return _ms_swift.field_of(fields, index, part, answer)
         return field_of(fields, asked, index, part, answer)
     prompt = next((name for name in ("prompt", f"prompt_{answer}", f"{answer}_prompt") if name in fields), None)
     if isinstance(fields.get(answer), str):

@@ -13,7 +13,9 @@ from forge_data._values import describe, from_json, string
 from forge_data.formats._chat import MEDIA_FIELDS, TEMPLATE_FIELDS, chat
 from forge_data.formats._format import message_field
 from forge_data.formats._messages import MEDIA_ELSEWHERE, checked_messages
+from forge_data.formats._ms_swift import messages_of
 from forge_data.formats._samples import Chat
+from forge_data.formats._tool_calls import with_call_turns
 from forge_data.formats._unread import is_empty, leaves_out_system
 
 _BEFORE_ASSISTANT = ("user", "tool")
@@ -56,6 +58,8 @@ def with_text(record: bytes, text: str) -> bytes:
 def question(place: str, fields: Mapping[str, Any], *, media: bool = False, directory: str | None = None) -> Question:
     """Read a row with `prompt`, as text or messages, or `messages` that end before an answer.
 
+    ms-swift's `query` (with `system` and `history`) is messages; its `response` is a further field.
+
     Args:
         place: place of the row.
         fields: its fields.
@@ -66,6 +70,10 @@ def question(place: str, fields: Mapping[str, Any], *, media: bool = False, dire
         DataError: neither or both of them, a conversation that ends with the assistant, a further field that is not JSON, or
             a field `system` that the prompt does not begin with.
     """
+    if "query" in fields and not any(name in fields for name in ("prompt", "messages")):
+        rest = {name: each for name, each in fields.items() if name not in ("query", "system", "history")}
+        asked = {name: fields[name] for name in ("query", "system", "history") if name in fields}
+        fields = {"messages": messages_of(place, asked), **rest}
     names = [name for name in ("prompt", "messages") if name in fields]
     if len(names) != 1:
         has = ", ".join(map(repr, fields)) or "(none)"
@@ -90,6 +98,7 @@ def question(place: str, fields: Mapping[str, Any], *, media: bool = False, dire
         text = string(place, name, value)
         refuse_template_fields(place, fields)
         return Question(text, record_of(place, text, columns))
+    value, _ = with_call_turns(place, name, value)
     turns = checked_messages(place, name, value, media=media)
     if turns.messages and turns.messages[-1]["role"] not in _BEFORE_ASSISTANT:
         raise DataError(

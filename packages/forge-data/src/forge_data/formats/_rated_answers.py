@@ -1,12 +1,13 @@
-"""LLaMA-Factory's row of a preference or of KTO → conversations compared or rated."""
+"""LLaMA-Factory's or ms-swift's row of a preference or of KTO → conversations."""
 
 from forge_data._errors import DataError
 from forge_data._values import checked_text, describe, from_json
-from forge_data.formats import _alpaca, _sharegpt
-from forge_data.formats._chat import chat
-from forge_data.formats._format import Fields, message_field
+from forge_data.formats import _alpaca, _ms_swift, _sharegpt
+from forge_data.formats._chat import chat, messages_field
+from forge_data.formats._format import Fields
 from forge_data.formats._messages import Turns, checked_message, checked_messages
 from forge_data.formats._samples import Chat
+from forge_data.formats._tool_calls import with_call_turns
 
 _BEFORE_ASSISTANT = ("user", "tool")
 """Roles after which the assistant's turn comes."""
@@ -37,9 +38,9 @@ def rated_answer(place: str, fields: Fields, asked: str) -> Chat:
         DataError: the last turn is not the assistant's, or a field that is not what it should be.
     """
     turns = _prompt(place, fields, asked)
-    if asked == "instruction":
-        output = fields["output"]
-        turns = turns._replace(messages=[*turns.messages, *_side(place, "output", output).messages])
+    if asked in ("instruction", "query"):
+        output = "output" if asked == "instruction" else "response"
+        turns = turns._replace(messages=[*turns.messages, *_side(place, output, fields[output]).messages])
     at = len(turns.messages) - 1
     role = turns.messages[-1]["role"]
     if role != "assistant":
@@ -63,18 +64,20 @@ def field_of(fields: Fields, asked: str, index: int, part: str, answer: str = ""
     match asked:
         case "instruction":
             return _alpaca.field_of(fields, index, part, answer)
+        case "query":
+            return _ms_swift.field_of(fields, index, part, answer)
         case "conversations":
             return _sharegpt.turn_field(fields, index, part, answer)
         case _:
             index -= bool(fields.get("system"))
-            return message_field("messages", index, part) if index >= 0 else "system"
+            return messages_field(fields, "messages", index, part) if index >= 0 else "system"
 
 
 def _length(fields: Fields, asked: str) -> int | None:
     """Count the messages of the prompt; None where it cannot be read."""
-    listed = from_json(fields.get("history" if asked == "instruction" else asked))
+    listed = from_json(fields.get("history" if asked in ("instruction", "query") else asked))
     count = len(listed) if isinstance(listed, list) else 0
-    if asked == "instruction":
+    if asked in ("instruction", "query"):
         return 2 * count + 1 + bool(fields.get("system"))
     return count + bool(fields.get("system")) if isinstance(listed, list) else None
 
@@ -84,10 +87,13 @@ def _prompt(place: str, fields: Fields, asked: str) -> Turns:
         case "instruction":
             # A new line, as where these rows come from.
             return _alpaca.question(place, fields, between="\n")
+        case "query":
+            return _alpaca.question(place, {**fields, "instruction": fields["query"], "input": ""}, between="")
         case "conversations":
             return _sharegpt.conversation(place, fields)
         case _:
-            turns = checked_messages(place, "messages", from_json(fields["messages"]), media=True)
+            value, _ = with_call_turns(place, "messages", from_json(fields["messages"]))
+            turns = checked_messages(place, "messages", value, media=True)
             return _sharegpt.with_system(place, fields, turns)
 
 

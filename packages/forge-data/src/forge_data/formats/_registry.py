@@ -65,6 +65,7 @@ _OTHER_NAMES = {
 }
 _TURNS = ({"role", "content"}, {"from", "value"})
 """Fields of a conversation's turns, by which a list of them is told from a list of rows."""
+_SWIFT = ("query", "response")
 _WORD = re.compile(r"\w+")
 
 
@@ -144,7 +145,7 @@ def convert(
             ignored although it changes what is learned.
     """
     row = format_named(format)
-    if not (row.matches(fields) or (row.accepts is not None and row.accepts(fields))):
+    if not any(fits is not None and fits(fields) for fits in (row.matches, row.accepts, row.chosen)):
         _check_nulls(place, fields, [row])
         has = f"{place} has the fields {_named(fields)}, but the format {format} needs {row.needs}"
         wanted = _wanted(fields, [row])
@@ -287,7 +288,9 @@ def _named(fields: Iterable[str]) -> str:
 
 def _wanted(fields: Fields, candidates: Iterable[Format]) -> set[str]:
     """Return the fields that formats need and a row lacks."""
-    return {name for row in candidates for name in _WORD.findall(row.needs)} - {"or", *fields}
+    wanted = {name for row in candidates for name in _WORD.findall(row.needs)} - {"or", *fields}
+    # Who has neither field of ms-swift's is not to be told to name another field so.
+    return wanted if fields.keys() & set(_SWIFT) else wanted - set(_SWIFT)
 
 
 def _misspelt(fields: Fields, wanted: set[str]) -> dict[str, str]:

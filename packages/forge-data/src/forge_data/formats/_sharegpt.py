@@ -4,12 +4,12 @@ from typing import Any
 
 from forge_data._errors import DataError
 from forge_data._values import describe, from_json, nearest, string
-from forge_data.formats._chat import MEDIA_FIELDS, TEMPLATE_FIELDS, chat
-from forge_data.formats._format import Fields, Format, message_field
+from forge_data.formats._chat import MEDIA_FIELDS, TEMPLATE_FIELDS, chat, messages_field
+from forge_data.formats._format import Fields, Format
 from forge_data.formats._messages import LIKENESS, Turns, checked_messages
 from forge_data.formats._rated import rated
 from forge_data.formats._samples import Chat, Message
-from forge_data.formats._tool_calls import function_call
+from forge_data.formats._tool_calls import function_call, with_call_turns
 from forge_data.formats._unread import unread
 
 _ROLES = {
@@ -24,7 +24,8 @@ _ROLES = {
     "observation": "tool",
     "tool": "tool",
 }
-_FIELDS = ("from", "value", "train", "weight")
+_LEARNED = ("train", "weight", "loss", "loss_scale")
+_FIELDS = ("from", "value", *_LEARNED)
 
 
 def sharegpt(place: str, fields: Fields) -> Chat:
@@ -45,6 +46,7 @@ def conversation(place: str, fields: Fields) -> Turns:
         found = "an empty list" if value == [] else describe(value)
         raise DataError(f'{place}: field conversations is {found}; it must be a list of {{"from": ..., "value": ...}}')
     if all(isinstance(turn, dict) and "from" not in turn and "role" in turn for turn in value):
+        value, _ = with_call_turns(place, "conversations", value)
         turns = checked_messages(place, "conversations", value, media=True)
     else:
         # `train` and `weight` mean here what they mean there, so the messages that come of it are checked by the same rules.
@@ -88,7 +90,7 @@ def turn_message(place: str, field: str, turn: object) -> Message:
             f"{place}: field {field}.{extra[0]} is {describe(turn[extra[0]])}, which would be passed over; "
             f"known: {', '.join(_FIELDS)}; {remedy}{nearest(extra[0], _FIELDS, LIKENESS)}"
         )
-    message: Message = {"role": _ROLES[speaker]} | {name: turn[name] for name in ("train", "weight") if name in turn}
+    message: Message = {"role": _ROLES[speaker]} | {name: turn[name] for name in _LEARNED if name in turn}
     if speaker == "function_call":
         return message | {"content": None, "tool_calls": _calls(place, f"{field}.value", turn.get("value"))}
     return message | {"content": string(place, f"{field}.value", turn.get("value"))}
@@ -115,7 +117,7 @@ def turn_field(fields: Fields, index: int, part: str, _answer: str) -> str:
     turns = from_json(fields["conversations"])
     if part and isinstance(turns, list) and isinstance(turns[index], dict) and "from" in turns[index]:
         part = "from" if part == "role" else "value"
-    return message_field("conversations", index, part)
+    return messages_field(fields, "conversations", index, part)
 
 
 SHAREGPT = Format(

@@ -1,4 +1,4 @@
-"""Tool calls of a message, as OpenAI writes them → calls as chat templates read them."""
+"""Tool calls, as OpenAI or ms-swift writes them → calls as chat templates read them."""
 
 import json
 from typing import Any
@@ -33,6 +33,66 @@ def function_call(place: str, field: str, value: object) -> dict[str, Any]:
         DataError: not an object, no name, or another field.
     """
     return {"type": "function", "function": _function(place, field, value)}
+
+
+TURNS = {"tool_call": "assistant", "tool_response": "tool"}
+"""Roles of ms-swift's messages that are a call or what it gave → the roles that chat templates know."""
+_LEARNED = ("train", "weight", "loss", "loss_scale")
+"""Fields of a message that say how much it is learned."""
+
+
+def with_call_turns(place: str, field: str, value: Any) -> tuple[Any, list[int]]:
+    """Put ms-swift's calls into the assistant's messages, as OpenAI has them.
+
+    A `tool_call` holds one call as JSON; those that follow each other, and the text of the assistant before them, are one turn.
+    Beside the messages is the index that each had; empty where nothing is changed.
+
+    Raises:
+        DataError: a call that cannot be read; a turn of which the text is to be learned and the calls are not.
+    """
+    if not isinstance(value, list) or not any(isinstance(each, dict) and each.get("role") in TURNS for each in value):
+        return value, []
+    made, starts, before = list[Any](), list[int](), None
+    for index, message in enumerate(value):
+        role = message.get("role") if isinstance(message, dict) else None
+        if role == "tool_call":
+            call = _turn_call(place, f"{field}[{index}].content", message.get("content"))
+            if before not in ("assistant", "tool_call") or (before == "assistant" and made[-1].get("tool_calls")):
+                made.append({"role": "assistant", "content": None, **_learned(message)})
+                starts.append(index)
+            elif before == "assistant" and _learned(made[-1]) != _learned(message):
+                raise DataError(
+                    f"{place}: field {field}[{index}] is not to be learned as the text before it is, and they are one turn; "
+                    "give both the same loss, or leave it out of both"
+                )
+            made[-1] = made[-1] | {"tool_calls": [*made[-1].get("tool_calls", ()), call]}
+        else:
+            made.append(message | {"role": TURNS[role], "content": _as_text(message)} if role in TURNS else message)
+            starts.append(index)
+        before = role
+    return made, starts
+
+
+def _learned(message: dict[str, Any]) -> dict[str, Any]:
+    return {name: message[name] for name in _LEARNED if message.get(name) is not None}
+
+
+def _as_text(message: dict[str, Any]) -> object:
+    """Return what a tool gave as text: an object as its JSON."""
+    content = message.get("content")
+    return json.dumps(content, ensure_ascii=False) if isinstance(content, dict) else content
+
+
+def _turn_call(place: str, field: str, value: object) -> dict[str, Any]:
+    """Read a call that is the content of a message."""
+    call = from_json(value)
+    if not isinstance(call, dict):
+        raise DataError(
+            f'{place}: field {field} is {describe(value)}; a tool_call is JSON: {{"name": ..., "arguments": {{...}}}}'
+        )
+    if "parameters" in call and "arguments" not in call:
+        call = {"arguments" if name == "parameters" else name: each for name, each in call.items()}
+    return function_call(place, field, call)
 
 
 def with_json_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,9 +13,9 @@ from forge_data.findings._report import Findings
 from forge_data.findings._rules import Where, found
 from forge_data.formats._documents import is_empty
 from forge_data.formats._format import FieldOf, Fields
-from forge_data.formats._preference import Margins
 from forge_data.formats._registry import convert, detect, format_named
 from forge_data.formats._samples import Encoded, Sample
+from forge_data.formats._weights import Margins
 from forge_data.linting._kind import kind_of, two_kinds
 from forge_data.linting._lost import REASONS, lost_to_length, reason_of, refused
 from forge_data.linting._row import RowLint

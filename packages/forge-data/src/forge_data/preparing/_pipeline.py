@@ -15,8 +15,8 @@ from forge_data._accounting import Accounting
 from forge_data._bad_rows import BadRows, name_remedy
 from forge_data._errors import BadPairError, DataError, ForgeDataError
 from forge_data.findings._report import Findings
-from forge_data.formats._preference import Margins
 from forge_data.formats._registry import detect
+from forge_data.formats._weights import Margins
 from forge_data.linting._kind import two_kinds
 from forge_data.preparing._batch import Batch, Seen
 from forge_data.preparing._job import Job, Preprocessed, Task, read

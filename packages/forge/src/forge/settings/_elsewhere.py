@@ -1,8 +1,8 @@
 """Names of other libraries → what each is here.
 
-The libraries are TRL, Axolotl, LLaMA-Factory, training_hub, mini-trainer, instructlab-training, Unsloth and torchtune. One
-table for three readers: the refusal of an unknown setting (`hint`), `forge config convert`, and the test that holds the pages
-of docs/migrating to it. A name that means the same here and there is in none of its parts.
+The libraries are TRL, Axolotl, LLaMA-Factory, training_hub, mini-trainer, instructlab-training, Unsloth, torchtune and
+ms-swift. One table for three readers: the refusal of an unknown setting (`hint`), `forge config convert`, and the test that
+holds the pages of docs/migrating to it. A name that means the same here and there is in none of its parts.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ RENAMED = {
     for here, names in {
         "model_path": "model model_id model_name model_name_or_path base_model pretrained_model_name_or_path",
         "data_path": "dataset datasets dataset_name train_dataset train_file",
-        "eval_data_path": "eval_dataset dataset_val test_datasets validation_data_path",
+        "eval_data_path": "eval_dataset dataset_val test_datasets validation_data_path val_dataset",
         "data_format": "format",
         "add_tokens": "tokens",
         "ckpt_output_dir": "output_dir",
-        "validation_split": "val_set_size val_size",
+        "validation_split": "val_set_size val_size split_dataset_ratio",
         "num_proc": "dataset_num_proc dataset_processes preprocessing_num_workers data_process_num_cpu_procs",
         "max_seq_len": "max_length max_seq_length sequence_len cutoff_len",
         "chat_template": "chat_template_path chat_template_jinja chat_tmpl_path",
@@ -41,19 +41,19 @@ RENAMED = {
         "beta2": "adam_beta2",
         "eps": "adam_epsilon adamw_eps",
         "seed": "random_seed random_state",
-        "shuffle": "shuffle_dataset",
+        "shuffle": "shuffle_dataset dataset_shuffle train_dataloader_shuffle",
         "label_smoothing": "label_smoothing_factor dpo_label_smoothing",
         "neftune_alpha": "neftune_noise_alpha noisy_embedding_alpha",
         "lora_r": "r lora_rank",
-        "init_lora_weights": "peft_init_lora_weights",
-        "adapter_path": "adapter_name_or_path lora_model_dir",
-        "loraplus_lr_ratio": "lora_plus_lr_ratio",
+        "init_lora_weights": "peft_init_lora_weights init_weights",
+        "adapter_path": "adapter_name_or_path lora_model_dir adapters",
+        "loraplus_lr_ratio": "lora_plus_lr_ratio lorap_lr_ratio",
         "target_modules": "lora_target lora_target_modules lora_attn_modules target_patterns osft_target_patterns",
         "modules_to_save": "lora_modules_to_save additional_target",
         "quant_type": "bnb_4bit_quant_type quantization_type",
         "double_quant": "bnb_4bit_use_double_quant double_quantization use_bnb_nested_quant",
         "unfreeze_rank_ratio": "osft_unfreeze_rank_ratio",
-        "attention": "attn_implementation flash_attn",
+        "attention": "attn_implementation flash_attn attn_impl",
         "activation_checkpointing": "gradient_checkpointing use_gradient_checkpointing enable_activation_checkpointing",
         "activation_offloading": "enable_activation_offloading",
         "cpu_offload": "fsdp_cpu_offload",
@@ -62,12 +62,13 @@ RENAMED = {
         "shard_size": "dp_shard_size data_parallel_shard_dim",
         "tp_size": "tensor_parallel_size tensor_parallel_degree tp_degree tensor_parallel_dim",
         "ep_size": "expert_parallel_size expert_parallel_degree expert_model_parallel_size ep_degree",
-        "cp_size": "context_parallel_size context_parallel_degree cp_degree sequence_parallel_degree context_parallel_dim",
+        "cp_size": """context_parallel_size context_parallel_degree cp_degree sequence_parallel_degree context_parallel_dim
+            sequence_parallel_size""",
         "eval_every_steps": "eval_steps validation_frequency run_val_every_n_steps",
         "eval_at_epoch": "validate_at_epoch",
         "metric_for_best": "metric_for_best_model",
         "keep_best": "load_best_model_at_end save_best_val_loss",
-        "early_stopping_patience": "early_stopping_steps",
+        "early_stopping_patience": "early_stopping_steps early_stop_interval",
         "save_samples": "min_samples_per_checkpoint",
         "keep_last_n": "save_total_limit",
         "trackers": "report_to",
@@ -91,7 +92,15 @@ RENAMED = {
         "num_generations": "group_size",
         "env": "environment_factory",
         "sampler_url": "vllm_server_base_url",
-        "tis_cap": "vllm_importance_sampling_cap",
+        "tis_cap": "vllm_importance_sampling_cap rollout_importance_sampling_threshold",
+        "off_policy_mask_threshold": "off_policy_sequence_mask_delta",
+        "sapo_temperature_pos": "tau_pos",
+        "sapo_temperature_neg": "tau_neg",
+        "teacher_path": "teacher_model",
+        "value_weight": "vf_coef",
+        "value_clip": "cliprange_value",
+        "add_special_tokens": "new_special_tokens",
+        "rename_columns": "columns",
         "max_new_tokens": "max_completion_length max_tokens_per_completion response_length",
         "kl_weight": "kl_coef",
         "clip": "epsilon cliprange",
@@ -102,9 +111,9 @@ RENAMED = {
         "freeze_vision_tower": "freeze_vit",
         "freeze_multi_modal_projector": "freeze_aligner",
         "freeze_language_model": "freeze_llm",
-        "overlong_buffer": "soft_punish_cache overlong_buffer_len",
-        "max_resamples": "max_num_gen_batches",
-        "mask_truncated": "mask_truncated_completions",
+        "overlong_buffer": "soft_punish_cache overlong_buffer_len soft_cache_length",
+        "max_resamples": "max_num_gen_batches max_resample_times",
+        "mask_truncated": "mask_truncated_completions overlong_filter",
         "num_iterations": "ppo_epochs num_ppo_epochs",
     }.items()
     for theirs in names.split()
@@ -130,6 +139,7 @@ SWITCHES = {
     "use_muon": "optimizer=muon",
     "use_apollo": "optimizer=apollo",
     "use_dft_loss": "loss=dft",
+    "enable_dft_loss": "loss=dft",
     "train_on_inputs": "train_on=all",
     "train_on_input": "train_on=all",
     "train_on_prompt": "train_on=all",
@@ -140,6 +150,7 @@ SWITCHES = {
     "precompute_ref_log_probs": "reference=stored",
     "sync_ref_model": "reference=moving",
     "use_bias_correction_kl": "kl_estimator=unbiased",
+    "dynamic_sample": "on_equal_rewards=resample",
     "dynamic_sampling": "on_equal_rewards=resample",
     "filter_groups": "on_equal_rewards=resample",
     "torch_compile": "compile=blocks",
@@ -180,15 +191,17 @@ TOLD = {
             per_device_eval_batch_size""",
         "set dtype: float32 or bfloat16, chosen by the device when left out": """bf16 fp16 tf32 fp8 pure_bf16 torch_dtype
             train_dtype osft_upcast_dtype""",
-        "a base in 8 bits is adapter=qlora with quant_type=int8, in 4 bits adapter=qlora": "load_in_8bit quantization_bit",
+        "a base in 8 bits is adapter=qlora with quant_type=int8, in 4 bits adapter=qlora": """load_in_8bit quantization_bit
+            quant_bits quant_method""",
         "give beta1 and beta2": "adamw_betas betas",
         _SCHEDULE: "lr_scheduler_kwargs lr_scheduler_args",
         "choose adapter: none (every weight), lora, qlora, dora, rslora, osft and more": """finetuning_type
-            peft_config full_finetuning quantize_base""",
+            peft_config full_finetuning quantize_base tuner_type train_type sft_type""",
         "a command of its own, forge osft; or adapter=osft": "osft",
         "no setting of a recipe: give it beside, --accelerate-config FILE": "accelerate_config",
         "a command of its own, forge pretrain": "is_pretraining pretraining_config pretraining_dataset",
-        "a command of its own: forge dpo, orpo, simpo, kto, grpo, reward": "rl stage",
+        "a command of its own: forge dpo, orpo, simpo, kto, grpo, reward": "rl stage rlhf_type",
+        "commands of their own: forge classify and forge embed": "task_type",
         "rename the column: rename_columns={'NAME': 'text'}": "dataset_text_field document_column_name text_column",
         "write it into the config.json of a copy of the model, as which it is read": """rope_scaling rope_theta
             overrides_of_model_config overrides_of_model_kwargs model_config""",
@@ -197,7 +210,8 @@ TOLD = {
             tokenizer_name_or_path""",
         "rename the columns with rename_columns": """field_messages message_property_mappings message_field_role
             message_field_content column_mapping""",
-        "tokens are kept in the run's data/ directory": "data_output_dir dataset_prepared_path tokenized_path cache_dir",
+        "tokens are kept in the run's data/ directory": """data_output_dir dataset_prepared_path tokenized_path cache_dir
+            cached_dataset lazy_tokenize load_from_cache_file""",
         "freeze_vision_tower, freeze_audio_tower and their kin say which parts train": """
             finetune_vision_layers finetune_language_layers freeze_mm_modules""",
         "target_modules takes the kinds attention and mlp": "finetune_attention_modules finetune_mlp_modules",
@@ -207,19 +221,20 @@ TOLD = {
         "tokenised rows are recognised": "use_processed_dataset process_data",
         "rows are tokenised with their images; tokenised ones are recognised": "skip_prepare_dataset dataset_kwargs",
         "choose train_on: assistant (the default), last, completion, all": """assistant_only_loss completion_only_loss
-            train_on_responses_only""",
+            train_on_responses_only loss_scale""",
         "name the roles in train_on, such as assistant,user": "roles_to_train",
         "a turn is learned with the token that ends it, and no other turn's (train_on=all learns all)": """train_on_eos
             train_on_eot""",
         "a message with 'train': false is not learned; of another name, or of parts of a message, with preprocess": """
             message_field_training message_field_training_detail""",
         "max_seq_len with on_overflow: drop (the default), truncate, split, error": """truncation_mode excess_length_strategy
-            truncation""",
+            truncation truncation_strategy""",
         "choose packing: auto (the default), on, off": """sample_packing eval_sample_packing batch_flattening
-            pad_to_sequence_len packed padding_free neat_packing packing_strategy pad_to_multiple_of""",
+            pad_to_sequence_len packed padding_free neat_packing packing_strategy pad_to_multiple_of
+            packing_length""",
         "the tokenizer's own template, a name (chatml) or file: chat_template": "template use_legacy_tmpl",
         "rows carry their system message, a message of the role system: preprocess can add one": """default_system
-            default_system_message new_system_prompt""",
+            default_system_message new_system_prompt system""",
         "an argument of the template: chat_template_kwargs={'enable_thinking': false}": "enable_thinking",
         "choose attention: auto (the default), documents, flash3, flash4, sdpa, eager": """flash_attention sdp_attention
             xformers_attention
@@ -247,20 +262,29 @@ TOLD = {
         "wandb_run_name or mlflow_run_name; by default it is the name of ckpt_output_dir": "run_name",
         "the same command resumes, and SIGTERM saves": """enable_jit_checkpoint on_demand_checkpointing
             resume_from_full_state_checkpoint""",
-        "a loss beside others: loss_type=['sigmoid', 'sft'] with loss_weights, or cpo_alpha of simpo": "pref_ftx",
+        "a loss beside others: loss_type=['sigmoid', 'sft'] with loss_weights, or cpo_alpha of simpo": "pref_ftx rpo_alpha",
         "name the weights that train in unfrozen_parameters": """freeze_trainable_layers freeze_trainable_modules
-            freeze_extra_modules""",
+            freeze_extra_modules freeze_parameters freeze_parameters_ratio freeze_parameters_regex trainable_parameters
+            trainable_parameters_regex""",
+        "names, patterns with * and ?, and kinds (attention, mlp) of target_modules": "target_regex target_parameters",
+        "a module of yours is named where it is used, module:name: in preprocess, reward and env": """external_plugins
+            custom_register_path custom_dataset_info reward_model_plugin multi_turn_scheduler gym_env use_gym_env""",
+        "what fills {{NAME}} and {{AUTHOR}} in the rows is a preprocess": "model_author",
+        "forge distill learns the rows' own answers from the teacher": "lmbda seq_kd sft_alpha gkd_logits_topk",
+        "forge rloo is a verb of its own; advantages of grpo follow scale_rewards": "advantage_estimator kl_in_reward",
+        "one learning rate is that of all weights: learning_rate": "vit_lr aligner_lr",
         "the token that ends a turn is the template's own, or turn_end": "eos_token pad_token special_tokens eot_tokens",
         "give paths in data_path": "dataset_dir",
         "a server samples with sampler=vllm and sampler_url; it is started by itself": """use_vllm vllm_mode
-            vllm vllm_server_host vllm_server_port vllm_server_timeout""",
-        "completions come from the model that trains": "vllm_gpu_memory_utilization gpu_memory_utilization n_gpus",
+            vllm vllm_server_host vllm_server_port vllm_server_timeout async_generate""",
+        "completions come from the model that trains": """vllm_gpu_memory_utilization gpu_memory_utilization n_gpus
+            sleep_level offload_optimizer offload_model move_model_batches offload_teacher_model""",
         "rollouts/step_N.jsonl has every completion": "log_completions",
         "forge export RUN --merge, or with --format gguf": "save_pretrained_merged save_pretrained_gguf merge_lora",
         "name the columns in rename_columns, each with ours": "column_map",
         "weights are given beside the paths: data_path={'a.jsonl': 0.7, 'b.jsonl': 0.3}": "mix_strategy interleave_probs",
         "an argument of the verbs in Python: a list of objects that watch the run": "callbacks",
-        "files are read in constant memory": "streaming buffer_size",
+        "files are read in constant memory": "streaming buffer_size shuffle_buffer_size",
         "rows are packed without padding, in random order, so that sorting by length would save nothing": "group_by_length",
         "shuffle=false takes rows as they stand in the files, one file after the other": """train_sampling_strategy
             shuffle_merged_datasets""",
@@ -276,7 +300,8 @@ TOLD = {
         _OFF: """use_unsloth use_kt plugins
             parallelism_config relora loftq_config gptq
             use_badam use_adam_mini embedding_lr lr_groups loraplus_lr_embedding
-            disable_dropout dataset_exact_deduplication min_sample_len tool_format val_loss_improvement_threshold lora_bias""",
+            disable_dropout dataset_exact_deduplication min_sample_len tool_format val_loss_improvement_threshold lora_bias
+            agent_template lisa_activated_layers llamapro_num_new_blocks enable_channel_loss""",
         "forge push RUN org/name uploads an export": "push_to_hub hub_model_id hub_strategy",
     }.items()
     for theirs in names.split()
@@ -369,8 +394,9 @@ CHOICES = {
     },
     "attention": {
         **{name: name for name in ("sdpa", "eager", "flash3", "flash4")},
-        **dict.fromkeys(("auto", "flash_attention_2"), "auto"),
+        **dict.fromkeys(("auto", "flash_attention_2", "flash_attn"), "auto"),
         "flash_attention_3": "flash3",
+        "flash_attention_4": "flash4",
         **dict.fromkeys(("fa3", "kernels-community/flash-attn3", "kernels-community/vllm-flash-attn3"), "flash3"),
         **dict.fromkeys(("kernels-community/flash-attn", "kernels-community/flash-attn2"), "auto"),
         "disabled": "eager",

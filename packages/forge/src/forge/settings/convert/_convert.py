@@ -22,6 +22,9 @@ from forge.settings.convert._draft import Draft, plain
 from forge.settings.convert._objective import METHOD_KEYS, methods, online, preferences, verb_of
 from forge.settings.convert._run import adapter, batch, dtype, length, optimizer, schedule
 from forge.settings.convert._sharding import strategy
+from forge.settings.convert._shell import script_values
+from forge.settings.convert._swift import MARKS, swift_draft
+from forge.settings.convert._swift_arguments import DEFAULTS
 from forge.settings.convert._torchtune import torchtune
 
 LIBRARIES = {
@@ -31,6 +34,7 @@ LIBRARIES = {
     "TRL": "model_name_or_path dataset_name max_length use_peft num_train_epochs lora_target_modules dataset_num_proc".split(),
 }
 """Library → keys that tell its files from the others'."""
+SWIFT = "ms-swift"
 
 _NO_LIMIT = ("max_length", "cutoff_len")
 """Keys under which null is a value: none."""
@@ -45,6 +49,11 @@ _BESIDE = re.compile(
     r"|sample_packing_(bin|group)_size|multipack_real_batches|pretrain_multipack_attn|streaming|streaming_.*|auto_find_batch_size"
     r"|dataset_keep_in_memory|gc_steps|lora_on_cpu|include_tokens_per_second|experts_implementation|hf_use_auth_token"
     r"|resize_token_embeddings_to_32x|tokenizer_use_fast|group_by_length"
+    r"|load_from_cache_file|lazy_tokenize|dataset_num_proc|dataloader_.*|experts_impl|vit_gradient_checkpointing|tuner_backend"
+    r"|vllm_(mode|server_(host|port|timeout|group_port|base_url|pass_dataset)|gpu_memory_utilization|max_.*|tensor_parallel_size"
+    r"|pipeline_parallel_size|data_parallel_size|enable_.*|use_async_engine|engine_kwargs|limit_mm_per_prompt|enforce_eager)"
+    r"|sleep_level|offload_(optimizer|model|teacher_model)|move_model_batches|teacher_deepspeed|bnb_4bit_quant_storage|device_groups"
+    r"|create_checkpoint_symlink|check_model|add_version|safe_serialization|max_shard_size|packing_num_proc|strict|swanlab_.*"
 )
 """Keys of trackers, logs, uploads, saving, caches and kernels: whatever they say, the same is trained."""
 _ARGUMENTS = ("lr_scheduler_kwargs", "lr_scheduler_args", "optim_args", "fsdp_config")
@@ -79,6 +88,9 @@ class Converted(NamedTuple):
 
 def read_foreign(text: str, name: str) -> dict[str, Any]:
     """Read a configuration as a flat mapping. Raises RecipeError where it is none."""
+    script = script_values(text, name) if _is_script(text, name) else None
+    if script is not None:
+        return script
     try:
         found = yaml.safe_load(text)
         json.dumps(found, default=str, skipkeys=True)  # ValueError where an anchor holds itself
@@ -89,6 +101,14 @@ def read_foreign(text: str, name: str) -> dict[str, Any]:
     return found
 
 
+def _is_script(text: str, name: str) -> bool:
+    """Tell whether a file is a shell script, by its name or as it calls swift."""
+    return name.endswith((".sh", ".bash")) or text.startswith("#!") or _SCRIPT.search(text) is not None
+
+
+_SCRIPT = re.compile(r"^(?!\s*#).*(\bswift +(sft|pt|rlhf)\b|swift/cli/\w+\.py).*\\$", re.MULTILINE)
+
+
 def library_of(values: Mapping[str, Any], name: str) -> str:
     """Return the library of which a configuration has most keys. Raises RecipeError."""
     if values.keys() & {"dist_config", "peft_config", "kernel_config"} and "train_dataset" in values:
@@ -96,12 +116,14 @@ def library_of(values: Mapping[str, Any], name: str) -> str:
             f"{name}: is of LLaMA-Factory's second generation (v1), whose files are not converted; a file with "
             "model_name_or_path and stage is one of its first."
         )
+    if isinstance(values.get("model"), str) and values.keys() & set(MARKS):
+        return SWIFT
     marks = {library: sum(key in values for key in keys) for library, keys in LIBRARIES.items()}
     best = max(marks, key=lambda library: marks[library])
     if not marks[best]:
         raise RecipeError(
-            f"{name}: has no key by which a file of {', '.join(LIBRARIES)} is known (such as base_model, stage, "
-            "model_name_or_path). A recipe of forge is checked by `forge config validate`."
+            f"{name}: has no key by which a file of {', '.join((*LIBRARIES, SWIFT))} is known (such as base_model, stage, "
+            "model_name_or_path, tuner_type). A recipe of forge is checked by `forge config validate`."
         )
     return best
 
@@ -124,6 +146,10 @@ def convert(
         RecipeError: the configuration does not say which verb it is for.
 
     """
+    if library == SWIFT:
+        draft = swift_draft(values, settings_of, verb)
+        draft.left = _readable(draft.left, draft.lost)
+        return _finished(draft)
     if library == "torchtune":
         found_verb, settings, unread, comments = torchtune(values, settings_of, verb)
         return Converted(
@@ -136,8 +162,14 @@ def convert(
         if (library, verb) == ("TRL", "grpo") and not {"loss_type", "scale_rewards", "importance_sampling_level"} & left.keys():
             lost.append("verb: read as a file for trl grpo; give --verb rloo for one of trl rloo")
     known = settings_of(verb)
-    draft = Draft(library=library, verb=verb, known=known, left=_with_numbers(left, known), lost=lost)
-    given = {_setting(key, draft) for key, value in left.items() if value is not None or key in _NO_LIMIT}
+    return _finished(Draft(library=library, verb=verb, known=known, left=left, lost=lost))
+
+
+def _finished(draft: Draft) -> Converted:
+    """Carry over what a draft has left, part by part, and the defaults of its library."""
+    library, verb = draft.library, draft.verb
+    draft.left = _with_numbers(draft.left, draft.known)
+    given = {_setting(key, draft) for key, value in draft.left.items() if value is not None or key in _NO_LIMIT}
     for take in (methods, batch, length, schedule, optimizer, dtype, adapter, data, rows, preferences, online, strategy):
         take(draft)
     for key, value in draft.left.items():
@@ -155,14 +187,14 @@ def convert(
             draft.lost.append(f"{key}: {value!r}: {hint(key, draft.known) or _unknown(key, library)}")
     add_defaults(draft, given)
     found = {name: draft.found[name] for name in draft.known if draft.found.get(name) is not None}
-    return Converted(library, verb, found, lost, {name: text for name, text in draft.comments.items() if name in found})
+    return Converted(library, verb, found, draft.lost, {name: text for name, text in draft.comments.items() if name in found})
 
 
 def _unknown(key: str, library: str) -> str:
     """Say that a key is nothing here, with the key that it may be a misspelling of."""
-    keys = [*LIBRARIES[library], *RENAMED, *SWITCHES, *TOLD, *NOT_NEEDED]
+    keys = [*LIBRARIES.get(library, DEFAULTS), *RENAMED, *SWITCHES, *TOLD, *NOT_NEEDED]
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.85)
-    return "forge has nothing of the kind" + (f"; did you mean `{near[0]}`?" if near else "")
+    return "forge has nothing of the kind" + (f"; did you mean `{near[0]}`?" if near and near[0] != key else "")
 
 
 def _flat(values: Mapping[str, Any], library: str) -> dict[str, Any]:

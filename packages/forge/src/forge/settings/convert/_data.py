@@ -318,7 +318,7 @@ def _template(draft: Draft) -> None:
         del left["enable_thinking"]
         draft.found["chat_template_kwargs"] = {"enable_thinking": False}
     draft.drop("chat_template", when=("tokenizer_default", "jinja"))
-    key = "template" if draft.library == "LLaMA-Factory" else "chat_template"
+    key = "template" if draft.library in ("LLaMA-Factory", "ms-swift") else "chat_template"
     name = left.get(key)
     if isinstance(name, str) and name in _SAME_TEXT.get(draft.library, ()) and "chat_template" in draft.known:
         draft.found["chat_template"] = left.pop(key)

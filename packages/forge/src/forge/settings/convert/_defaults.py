@@ -1,13 +1,14 @@
 """What a file leaves to its library and forge has otherwise → settings of the recipe.
 
 Only what changes the numbers that are learned: how a run saves, logs or fits into memory stays forge's. The defaults are those
-of TRL 1.16 with transformers 5.23 (tests/peers holds them to it), LLaMA-Factory 0.9.5 and Axolotl 0.19.0 (read from their
-sources into tests/forge/settings/library_defaults.json).
+of TRL 1.16 with transformers 5.23 (tests/peers holds them to it), LLaMA-Factory 0.9.5, Axolotl 0.19.0 and ms-swift 4.6 (read
+from their sources into tests/forge/settings/library_defaults.json).
 """
 
 from __future__ import annotations
 
-from forge.settings.convert._draft import LORA, Draft
+from forge.settings.convert._draft import LORA, ONLINE, Draft
+from forge.settings.convert._run import WITHOUT_DROPOUT
 
 TRAINER: dict[str, object] = {"num_epochs": 3, "lr_scheduler": "linear", "beta2": 0.999}
 """transformers' TrainingArguments, which TRL and LLaMA-Factory share."""
@@ -42,8 +43,17 @@ _APOLLO: dict[str, dict[str, object]] = {
     "TRL": {"apollo_rank": 128, "apollo_scale": 1.0},
     "Axolotl": {"apollo_rank": 128, "apollo_scale": 1.0},
     "LLaMA-Factory": {"apollo_rank": 16, "apollo_scale": 32.0},
+    "ms-swift": {"apollo_rank": 128, "apollo_scale": 1.0},
 }
 """Library → its APOLLO, where that optimizer is asked for; transformers' in two of them."""
+_SWIFT: dict[str, object] = {"num_epochs": 3, "weight_decay": 0.1, "learning_rate": 1e-5}
+_SWIFT_BY_VERB: dict[str, dict[str, object]] = {
+    "simpo": {"cpo_alpha": 1.0},
+    "grpo": {"kl_weight": 0.04, "temperature": 0.9},
+    "rloo": {"kl_weight": 0.04, "temperature": 0.9},
+    "ppo": {"temperature": 0.9},
+    "distill": {"temperature": 0.9},
+}
 _AXOLOTL: dict[str, object] = {"beta2": 0.999, "max_seq_len": 512}
 
 
@@ -79,6 +89,11 @@ def _wanted(draft: Draft) -> dict[str, object]:
         found |= {"double_quant": False} if adapter == "qlora" and draft.found.get("quant_type") != "int8" else {}
     elif draft.library == "LLaMA-Factory":
         found = {**_LLAMA_FACTORY, **_LLAMA_FACTORY_BY_VERB.get(verb, {}), **({"lora_r": 8} if adapter in LORA else {})}
+    elif draft.library == "ms-swift":
+        found = {**_SWIFT, **_SWIFT_BY_VERB.get(verb, {})}
+        if adapter in LORA:
+            dropout = {} if verb in (*WITHOUT_DROPOUT["ms-swift"], *ONLINE) else {"lora_dropout": 0.05}
+            found |= {"lora_r": 8, "learning_rate": 1e-4, **dropout}
     else:
         found = {
             **_AXOLOTL,
@@ -109,5 +124,9 @@ def _tell(draft: Draft, given: set[str]) -> None:
     """List defaults for which forge has no setting, or none of that value."""
     if draft.library == "LLaMA-Factory" and draft.verb == "ppo":
         draft.lost.append("ppo_target: 6.0 there by default: the weight of the KL starts at 0.2 and follows it; here it stays")
+    if draft.library == "ms-swift" and draft.verb in ("grpo", "rloo") and draft.found.get("adapter") in LORA:
+        draft.lost.append(
+            "lora_dropout: 0.05 there by default; here the model that samples is the one that trains, without dropout"
+        )
     if draft.library == "Axolotl" and draft.verb == "grpo" and "max_new_tokens" not in given:
         draft.lost.append("max_completion_length: left out, which is no limit there: give max_new_tokens, 256 by default")

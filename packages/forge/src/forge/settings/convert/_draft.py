@@ -45,6 +45,8 @@ class Draft:
     """Settings of the recipe."""
     comments: dict[str, str] = attrs.field(factory=dict)
     """Setting → why it stands in the recipe though the file does not give it."""
+    ranks: int | None = None
+    """Number of GPUs that the file says it is for; None where it leaves that open."""
     lost: list[str] = attrs.field(factory=list)
     """`key: reason` of each key that was not carried over."""
 

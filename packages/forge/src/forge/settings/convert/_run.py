@@ -7,9 +7,10 @@ import re
 from typing import Any, TypeGuard
 
 from forge.settings.convert._draft import LORA, Draft, plain
+from forge.settings.convert._swift import accumulated
 
 _OF_A_GPU = ("per_device_train_batch_size", "per_gpu_train_batch_size", "micro_batch_size")
-_BATCHES = {"TRL": 8, "LLaMA-Factory": 8, "Axolotl": 1}
+_BATCHES = {"TRL": 8, "LLaMA-Factory": 8, "Axolotl": 1, "ms-swift": 1}
 """Library → batch of a GPU where its file gives none: transformers' default, and Axolotl's own."""
 GENERATIONS = {"grpo": 8, "rloo": 2}
 """Verb → TRL's number of completions of a prompt where a file gives none."""
@@ -29,19 +30,29 @@ def batch(draft: Draft) -> None:
         return
     steps = sizes.pop("gradient_accumulation_steps", None)
     own = next(iter(sizes.values()), None)
-    each = _BATCHES[library] if own is None else own
+    each = (_BATCHES[library] if own is None else own) * (draft.ranks or 1)
     said: list[str] = []
+    open_steps = steps is None and library == "ms-swift"
+    if open_steps:
+        steps = accumulated(each, draft.verb)
+        if draft.verb not in GENERATIONS:
+            said.append("ms-swift's default: gradients of 16 rows, or of one batch")
     if draft.verb in GENERATIONS:
         said += _prompts(draft, each, steps or 1)
     else:
         draft.found["effective_batch_size"] = each * (steps or 1)
-    if own is None:
-        said.append(f"{each} a GPU is {library}'s default" + (f", times gradient_accumulation_steps: {steps}" if steps else ""))
+    if own is None and not open_steps:
+        said.append(
+            f"{each // (draft.ranks or 1)} a GPU is {library}'s default"
+            + (f", times gradient_accumulation_steps: {steps}" if steps else "")
+        )
     if "effective_batch_size" not in draft.found:
         return
     note = "; ".join(said)
     if note:
         draft.comments["effective_batch_size"] = note
+    if draft.ranks is not None or (open_steps and draft.verb not in GENERATIONS):
+        return
     draft.lost.append(
         f"effective_batch_size: {draft.found['effective_batch_size']} is that of one GPU{f' ({note})' if note else ''}: "
         "multiply it by the number of GPUs that it was trained on"
@@ -378,6 +389,7 @@ WITHOUT_DROPOUT = {
     "TRL": ("dpo", "kto", "reward", "orpo", "simpo"),
     "Axolotl": ("dpo", "kto", "reward", "orpo", "simpo"),
     "LLaMA-Factory": ("dpo", "kto", "orpo", "simpo"),
+    "ms-swift": ("dpo", "kto", "reward", "orpo", "simpo", "distill", "ppo"),
 }
 """Library → verbs whose trainer switches all dropout off, that of LoRA too, unless it is told otherwise."""
 
