@@ -28,7 +28,7 @@ STAGES = {
         masking
         tokenizing
         store
-        linting  viewing
+        linting  viewing  aligning
         preparing
         cli
     """,

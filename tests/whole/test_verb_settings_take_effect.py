@@ -19,6 +19,7 @@ from forge.verbs._sft import SFTSettings
 from ..lanes import ci_keeps
 from .conftest import write_rows
 from .sampling_stub import served
+from .test_other_tokenizers import write_teacher
 from .test_settings_take_effect import once, traces
 from .verbs import VERBS, settings_of, teacher
 
@@ -42,6 +43,9 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "teacher_path": ({}, "TEACHER", "OTHER TEACHER"),
         "beta": ({}, 0.5, 1.0),
         "temperature": ({}, 1.0, 2.0),
+        "loss": ({}, "jsd", "gold"),
+        "matched_weight": ({"loss": "gold", "unmatched_weight": 1.0}, 1.0, 2.0),
+        "unmatched_weight": ({"loss": "gold", "matched_weight": 1.0, "teacher_path": "ANOTHER TOKENIZER"}, 1.0, 2.0),
     },
     "sdft": {
         "demonstration_template": ({}, "{prompt} {demonstration}", "{demonstration} {prompt}"),
@@ -282,6 +286,7 @@ def places(model_dir: Path, folder: Path) -> Iterator[dict[str, str]]:
             "OTHER SERVER": other_server,
             "TEACHER": str(first),
             "OTHER TEACHER": str(other),
+            "ANOTHER TOKENIZER": str(write_teacher(folder / "another")),
             "REWARD MODEL": str(folder / "scored"),
             "WITH A BAD PAIR": str(bad),
             "TEXTS OF BOTH KINDS": str(folder / "both.jsonl"),

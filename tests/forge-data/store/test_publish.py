@@ -100,7 +100,7 @@ def test_an_older_version_makes_room(tmp_path):
     message = json.loads((tmp_path / "store" / "store.json").read_text())
     (tmp_path / "store" / "store.json").write_text(json.dumps(message | {"version": 1}))
     with pytest.raises(
-        StoreError, match="has format version 1, this forge-data reads 2 and 3 and 4 and 5 and 6; prepare it again"
+        StoreError, match="has format version 1, this forge-data reads 2 and 3 and 4 and 5 and 6 and 7; prepare it again"
     ):
         TokenStore.open(tmp_path / "store")
     assert len(write(tmp_path / "store", [1, 2])) == 2

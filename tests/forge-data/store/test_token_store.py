@@ -235,7 +235,7 @@ def test_no_store(tmp_path):
     ("change", "expected"),
     [
         ({"format": "something else"}, "belongs to another program"),
-        ({"version": 7}, "has format version 7, this forge-data reads 2 and 3 and 4 and 5 and 6; prepare it again"),
+        ({"version": 8}, "has format version 8, this forge-data reads 2 and 3 and 4 and 5 and 6 and 7; prepare it again"),
         ({"kind": "prompts"}, "is damaged"),
         ({"samples": "many"}, r"is damaged \(ValueError"),
         ({"kind": "songs"}, r"is damaged \(ValueError: kind 'songs' is none of"),

@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         PPO as PPO,
         RLOO as RLOO,
         SFT as SFT,
+        AlignedDistill as AlignedDistill,
         BaseKL as BaseKL,
         BatchAllTriplet as BatchAllTriplet,
         Bound as Bound,
@@ -165,9 +166,9 @@ _PUBLIC = {
     "memory._rehearsal": "Rehearsal tensors_of",
     "memory._tracker": "Peak",
     "objectives": (
-        "BaseKL BatchAllTriplet Bound Classify ClassifyBatch Contrastive ContrastiveBatch DPO Distill FollowsSteps GRPO KTO "
-        "KTOBatch LabelledTexts ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward SFT SelfDistill SimPO check_reference "
-        "reference_logps"
+        "AlignedDistill BaseKL BatchAllTriplet Bound Classify ClassifyBatch Contrastive ContrastiveBatch DPO Distill "
+        "FollowsSteps GRPO KTO KTOBatch LabelledTexts ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward SFT "
+        "SelfDistill SimPO check_reference reference_logps"
     ),
     "optimizers._optimizers": "adamw cast_trained make_optimizer",
     "optimizers._schedules": "lr_factor schedule",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         PretrainDataSettings as PretrainDataSettings,
         PromptDataSettings as PromptDataSettings,
     )
+    from forge_data.aligning._spelling import shared_tokens as shared_tokens
     from forge_data.findings._finding import Finding as Finding
     from forge_data.findings._report import LintReport as LintReport
     from forge_data.formats._chat import messages_with_media as messages_with_media
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from forge_data.preparing._merge import merge as merge
     from forge_data.preparing._prepare import prepare as prepare
     from forge_data.preparing._prepare_prompts import prepare_prompts as prepare_prompts
+    from forge_data.preparing._prepare_taught import prepare_taught as prepare_taught
     from forge_data.preparing._prepare_text_pairs import prepare_text_pairs as prepare_text_pairs
     from forge_data.preparing._prepare_texts import prepare_labelled as prepare_labelled
     from forge_data.preparing._tokenize import tokenize as tokenize
@@ -62,6 +64,7 @@ _PUBLIC = {
     "_settings": (
         "DataSettings EmbedDataSettings LabelledDataSettings PreferenceDataSettings PretrainDataSettings PromptDataSettings"
     ),
+    "aligning._spelling": "shared_tokens",
     "findings._finding": "Finding",
     "findings._report": "LintReport",
     "formats._chat": "messages_with_media",
@@ -72,6 +75,7 @@ _PUBLIC = {
     "preparing._merge": "merge",
     "preparing._prepare": "prepare",
     "preparing._prepare_prompts": "prepare_prompts",
+    "preparing._prepare_taught": "prepare_taught",
     "preparing._prepare_text_pairs": "prepare_text_pairs",
     "preparing._prepare_texts": "prepare_labelled",
     "preparing._tokenize": "tokenize",

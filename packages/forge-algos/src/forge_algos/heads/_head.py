@@ -29,6 +29,8 @@ from forge_algos.losses._nll import nll_of_rows
 from forge_algos.losses._numeric import wide
 from forge_algos.losses._rows import Given, LogitSource, Projected, Tensors, product_dtype
 from forge_algos.losses._token_logps import logps_and_collision_of_rows, logps_and_entropy_of_rows, logps_of_rows
+from forge_algos.losses.distillation._aligned import SharedTokens
+from forge_algos.losses.distillation._aligned_rows import SpanRows, Unshared, aligned_of_rows, logps_before
 from forge_algos.losses.distillation._compare import Compared, compare_rows
 from forge_algos.losses.distillation._rows import distillation_of_rows
 
@@ -236,6 +238,58 @@ class Head:
                 teacher._scored(teacher_inputs or inputs, theirs[mine], taught, temperature=temperature)
         return _over(ranks, found[1], len(rows))
 
+    def aligned_distillation(
+        self,
+        inputs: Inputs,
+        spans: SpanRows,
+        teacher: "Head",
+        teacher_inputs: Inputs,
+        teacher_spans: SpanRows,
+        *,
+        shared: SharedTokens,
+        unshared: Unshared,
+        parts: tuple[float, float],
+        beta: float,
+        temperature: float,
+        weights: torch.Tensor | None = None,
+    ) -> LossTerms:
+        """Sum the distance to a teacher with another tokenizer over G spans of the same text.
+        Gradients are those of the model.
+
+        The distance is that of `losses.aligned_distillation`, with the weights `parts`; neither model's logits are ever whole.
+        The count is G, whatever the `weights` float32[G].
+
+        Returns:
+            LossTerms: over the G spans. Stats: `matched` and `unmatched`.
+        """
+        found: list[LossTerms] = []
+        wanted, number = torch.is_grad_enabled(), len(spans.last)
+        ranks = rows_over_ranks(self.model)
+        mine = ranks.part(number)
+        own = None if weights is None else weights[mine]
+        if mine != slice(0, number):
+            spans, teacher_spans = spans.of_spans(mine), teacher_spans.of_spans(mine)
+
+        def taught(teacher_source: LogitSource, teacher_tensors: Tensors) -> tuple[()]:
+            their_before = logps_before(teacher_source, _first(teacher_tensors, len(teacher_spans.of)), teacher_spans)
+            theirs = teacher_source, _rest(teacher_tensors, len(teacher_spans.of))
+
+            def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
+                before = logps_before(source, _first(tensors, len(spans.of)), spans), their_before
+                how: Any = {"shared": shared, "unshared": unshared, "parts": parts, "beta": beta, "weights": own}
+                found.append(aligned_of_rows(source, _rest(tensors, len(spans.of)), theirs, before, **how))
+                return (found[0].sum,)
+
+            with torch.set_grad_enabled(wanted):
+                (loss,) = self._scored(inputs, torch.cat((spans.before, spans.last)), compute, temperature=temperature)
+            found.append(found[0]._replace(sum=loss))
+            return ()
+
+        with torch.no_grad():
+            rows = torch.cat((teacher_spans.before, teacher_spans.last))
+            teacher._scored(teacher_inputs, rows, taught, temperature=temperature)
+        return _over(ranks, found[1], number)
+
     def hold(self, inputs: Inputs, rows: torch.Tensor, *, temperature: float = 1.0) -> Held:
         """Keep what the rows' logits are computed from, for the same model under other weights.
 
@@ -348,6 +402,20 @@ class Head:
         logits_MV = logits if keeps else logits.index_select(0, rows)
         source = Given(given=logits.dtype, temperature=temperature, chunk_rows=rows_at_once(self.model))
         return (*compute(source, (logits_MV,)), *rest)
+
+
+def _first(tensors: Tensors, rows: int) -> Tensors:
+    """Return what the first rows' logits are computed from; the first tensor has a row for each."""
+    rowwise, *others = tensors
+    assert rowwise is not None
+    return rowwise[:rows], *others
+
+
+def _rest(tensors: Tensors, rows: int) -> Tensors:
+    """Return what the logits of the rows after the first ones are computed from."""
+    rowwise, *others = tensors
+    assert rowwise is not None
+    return rowwise[rows:], *others
 
 
 def _over(ranks: RowsOverRanks, part: LossTerms, rows: int) -> LossTerms:

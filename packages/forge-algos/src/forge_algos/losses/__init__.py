@@ -12,6 +12,7 @@ from forge_algos.losses._sums import completion_logps
 from forge_algos.losses._terms import LossTerms
 from forge_algos.losses._token_logps import token_logps
 from forge_algos.losses._triplet import batch_all_triplet
+from forge_algos.losses.distillation._aligned import SharedTokens, aligned_distillation
 from forge_algos.losses.distillation._distillation import distillation
 from forge_algos.losses.policy._advantages import Advantages, decoupled_advantages, gae, group_advantages
 from forge_algos.losses.policy._policy import policy_gradient, value
@@ -26,6 +27,8 @@ __all__ = [
     "Advantages",
     "LossTerms",
     "PolicyKind",
+    "SharedTokens",
+    "aligned_distillation",
     "batch_all_triplet",
     "classification",
     "completion_logps",

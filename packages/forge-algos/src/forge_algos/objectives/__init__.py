@@ -5,6 +5,7 @@ Files here import adaptations, heads, losses, and what stands below them. Subfol
 
 from forge_algos.heads._head import Head, choose_head
 from forge_algos.heads._scalar_head import ScalarHead, choose_scalar_head
+from forge_algos.objectives._aligned_distill import AlignedDistill
 from forge_algos.objectives._base_kl import BaseKL
 from forge_algos.objectives._classify import Classify, ClassifyBatch
 from forge_algos.objectives._contrastive import Contrastive, ContrastiveBatch
@@ -36,6 +37,7 @@ __all__ = [
     "PPO",
     "RLOO",
     "SFT",
+    "AlignedDistill",
     "BaseKL",
     "BatchAllTriplet",
     "Bound",

@@ -8,6 +8,7 @@ from forge_algos.settings._validators import logits_divisor, number, one_of
 
 TokenLoss = Literal["nll", "dft"]
 TokenNormalize = Literal["global", "trl"]
+DistillLoss = Literal["jsd", "gold", "uld"]
 
 _share = number(kind=float, below=1.0)
 _weight = number(kind=float)
@@ -80,12 +81,42 @@ class PretrainSettings:
 
 @attrs.frozen(kw_only=True)
 class DistillSettings:
-    """Teacher whose distribution is learned, and the divergence from it (GKD, arXiv 2306.13649)."""
+    """Teacher whose distribution is learned, and the divergence from it (GKD, arXiv 2306.13649).
+
+    >>> DistillSettings(teacher_path="large", matched_weight=1.0)
+    Traceback (most recent call last):
+        ...
+    ValueError: matched_weight has no effect with loss=jsd: it is read by loss=gold
+    """
 
     teacher_path: str = attrs.field(validator=_path)
-    """Directory or Hub name of the teacher, which must have the student's vocabulary."""
+    """Directory or Hub name of the teacher, which must have the student's vocabulary, but with loss=gold or uld."""
+    loss: DistillLoss = attrs.field(default="jsd", validator=one_of(DistillLoss))
+    """Divergence over one vocabulary ("jsd"), or a distance between two models of any two tokenizers:
+    a JSD on the tokens that both have and sorted probabilities on the others ("gold", as TRL's GOLDTrainer), or sorted
+    probabilities alone ("uld", arXiv 2402.12030)."""
     beta: float = attrs.field(default=0.5, validator=_at_most_one)
     """β of the generalised Jensen-Shannon divergence:
     0 is forward KL, which covers all that the teacher does; 1 is reverse KL, which seeks what it does most."""
     temperature: float = attrs.field(default=1.0, validator=logits_divisor)
     """Divisor of both models' logits before the softmax; at least 1e-6."""
+    matched_weight: float | None = attrs.field(default=None, validator=attrs.validators.optional(_weight))
+    """Weight of the tokens that both vocabularies have, with loss=gold;
+    by default the share of the teacher's vocabulary that they are."""
+    unmatched_weight: float | None = attrs.field(default=None, validator=attrs.validators.optional(_weight))
+    """Weight of all other tokens, with loss=gold; given together with matched_weight;
+    by default 1 less the default of that."""
+
+    def __attrs_post_init__(self) -> None:
+        weights = {"matched_weight": self.matched_weight, "unmatched_weight": self.unmatched_weight}
+        given = [name for name, value in weights.items() if value is not None]
+        if given and self.loss != "gold":
+            raise ValueError(f"{given[0]} has no effect with loss={self.loss}: it is read by loss=gold")
+        if len(given) == 1:
+            raise ValueError(f"{given[0]} is given alone: give both of matched_weight and unmatched_weight, or neither")
+        if given and not any(weights.values()):
+            raise ValueError("matched_weight and unmatched_weight are both 0: nothing would be learned")
+        if self.loss == "uld" and self.beta != attrs.fields(DistillSettings).beta.default:
+            raise ValueError(
+                f"beta={self.beta:g} has no effect with loss=uld, which has no JSD: leave it out, or take loss=gold"
+            )

@@ -18,6 +18,10 @@ from forge_data.store._manifest import (
     MEDIA_FILE_OFFSETS,
     MEDIA_FILES,
     MEDIA_OFFSETS,
+    SPAN_OFFSETS,
+    SPANS,
+    TEACHER_IDS,
+    TEACHER_OFFSETS,
     Manifest,
     fingerprint_of,
 )
@@ -71,8 +75,13 @@ class Files:
         totals = {"offsets.bin": (manifest.tokens, 1), "segment_offsets.bin": (manifest.segments, 0)}
         totals |= {"record_offsets.bin": (manifest.sizes.get("records.bin", 0), 1)}
         totals |= {
-            offsets: (manifest.sizes.get(name, 0), 0)
-            for offsets, name in ((MEDIA_OFFSETS, MEDIA), (MEDIA_FILE_OFFSETS, MEDIA_FILES))
+            offsets: (manifest.sizes.get(name, 0) // DTYPES[name].itemsize, 0)
+            for offsets, name in (
+                (MEDIA_OFFSETS, MEDIA),
+                (MEDIA_FILE_OFFSETS, MEDIA_FILES),
+                (TEACHER_OFFSETS, TEACHER_IDS),
+                (SPAN_OFFSETS, SPANS),
+            )
         }
         for name, (total, least) in totals.items():
             if name not in self.arrays:

@@ -18,6 +18,11 @@ image_offsets.bin    int64[N+1]  images of sample i are bytes image_offsets[i] t
 image_files.bin      uint8[C]    JSON of where they are, field and path, and the bytes of those that a row holds itself
 image_file_offsets.bin
                      int64[N+1]  those of sample i are bytes image_file_offsets[i] to image_file_offsets[i+1]
+teacher_ids.bin      int32[U]    only where a teacher has another tokenizer: its tokens of each sample's text
+teacher_starts.bin   uint8[U]    1 where a text of the teacher's begins; a sample may have several
+teacher_offsets.bin  int64[N+1]  teacher's tokens of sample i are teacher_offsets[i] to teacher_offsets[i+1]
+spans.bin            int32[4G]   tokens [a, b) of a sample and [c, d) of its teacher's, which spell the same text
+span_offsets.bin     int64[N+1]  numbers in spans.bin of sample i are span_offsets[i] to span_offsets[i+1]
 margins.bin          float32[P]  preferences with margins only: by how much each chosen answer is better
 records.bin          uint8[C]    prompts only: JSON of each row (its prompt and further fields), one after another
 record_offsets.bin   int64[N+1]  prompts only: record of prompt i is bytes record_offsets[i] to record_offsets[i+1]
@@ -49,7 +54,9 @@ FORMAT = "forge-data token store"
 VERSION = 4
 WITH_MEDIA = 6
 """Version of stores with media, which earlier releases would train without them, or take for images."""
-READABLE = (2, 3, 4, 5, 6)
+WITH_TEACHER = 7
+"""Version of stores with a teacher's tokens, which earlier releases would train without them."""
+READABLE = (2, 3, 4, 5, 6, 7)
 """Versions that can be read; earlier ones lack weights and turns, 2 margins and prompts too, and are otherwise the same."""
 MANIFEST = "store.json"
 DROPPED = "dropped.jsonl"
@@ -62,6 +69,8 @@ WEIGHTS = "weights.bin"
 SHARED = "shared.bin"
 MEDIA, MEDIA_OFFSETS = "images.bin", "image_offsets.bin"
 MEDIA_FILES, MEDIA_FILE_OFFSETS = "image_files.bin", "image_file_offsets.bin"
+TEACHER_IDS, TEACHER_STARTS, TEACHER_OFFSETS = "teacher_ids.bin", "teacher_starts.bin", "teacher_offsets.bin"
+SPANS, SPAN_OFFSETS = "spans.bin", "span_offsets.bin"
 ALONE = -1
 """In `SHARED`: no later turn of its row follows a sample."""
 
@@ -80,19 +89,29 @@ DTYPES = {
     MEDIA_OFFSETS: np.dtype("<i8"),
     MEDIA_FILES: np.dtype("u1"),
     MEDIA_FILE_OFFSETS: np.dtype("<i8"),
+    TEACHER_IDS: np.dtype("<i4"),
+    TEACHER_STARTS: np.dtype("u1"),
+    TEACHER_OFFSETS: np.dtype("<i8"),
+    SPANS: np.dtype("<i4"),
+    SPAN_OFFSETS: np.dtype("<i8"),
     MARGINS: np.dtype("<f4"),
     "records.bin": np.dtype("u1"),
     "record_offsets.bin": np.dtype("<i8"),
 }
 FINGERPRINTED = (
-    "input_ids.bin", "loss_mask.bin", "offsets.bin", "desirable.bin", SHARED, WEIGHTS, MEDIA, MEDIA_OFFSETS, MARGINS,
-    "records.bin", "record_offsets.bin",
+    "input_ids.bin", "loss_mask.bin", "offsets.bin", "desirable.bin", SHARED, WEIGHTS, MEDIA, MEDIA_OFFSETS, TEACHER_IDS,
+    TEACHER_STARTS, TEACHER_OFFSETS, SPANS, SPAN_OFFSETS, MARGINS, "records.bin", "record_offsets.bin",
 )  # fmt: skip
 """Arrays that are trained on; rows, roles and places of images are not."""
 _ARRAY_KIND = {
     "desirable.bin": UNPAIRED,
     SHARED: SUPERVISED,
     WEIGHTS: SUPERVISED,
+    TEACHER_IDS: SUPERVISED,
+    TEACHER_STARTS: SUPERVISED,
+    TEACHER_OFFSETS: SUPERVISED,
+    SPANS: SUPERVISED,
+    SPAN_OFFSETS: SUPERVISED,
     MARGINS: PREFERENCE,
     "records.bin": PROMPTS,
     "record_offsets.bin": PROMPTS,
@@ -101,7 +120,8 @@ _NOT_OF_PROMPTS = ("loss_mask.bin", "segment_starts.bin", "segment_roles.bin", "
 
 
 OF_MEDIA = (MEDIA, MEDIA_OFFSETS, MEDIA_FILES, MEDIA_FILE_OFFSETS)
-OPTIONAL = (SHARED, WEIGHTS, *OF_MEDIA, MARGINS)
+OF_TEACHER = (TEACHER_IDS, TEACHER_STARTS, TEACHER_OFFSETS, SPANS, SPAN_OFFSETS)
+OPTIONAL = (SHARED, WEIGHTS, *OF_MEDIA, *OF_TEACHER, MARGINS)
 """Arrays that a store has only where its rows give them."""
 
 
@@ -172,7 +192,7 @@ class Manifest:
         """Return the text of `store.json`."""
         fields = {
             "format": FORMAT,
-            "version": WITH_MEDIA if MEDIA in self.sizes else VERSION,
+            "version": WITH_TEACHER if SPANS in self.sizes else WITH_MEDIA if MEDIA in self.sizes else VERSION,
             **attrs.asdict(self, recurse=False),
         }
         # Only where there is one, so that earlier versions read all other stores.
@@ -191,8 +211,9 @@ class Manifest:
         counts = dict.fromkeys(("input_ids.bin", "loss_mask.bin", WEIGHTS), self.tokens) | {MARGINS: self.samples // 2}
         counts |= {"segment_starts.bin": self.segments, "segment_roles.bin": self.segments}
         counts |= dict.fromkeys((name for name in self.arrays if name.endswith("offsets.bin")), self.samples + 1)
-        # No count gives the size of the records.
-        names = [name for name in self.arrays if name not in ("records.bin", MEDIA, MEDIA_FILES)]
+        # No count gives the size of these.
+        without = ("records.bin", MEDIA, MEDIA_FILES, TEACHER_IDS, TEACHER_STARTS, SPANS)
+        names = [name for name in self.arrays if name not in without]
         return {name: counts.get(name, self.samples) * DTYPES[name].itemsize for name in names}
 
 

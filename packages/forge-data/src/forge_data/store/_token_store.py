@@ -13,7 +13,19 @@ from forge_data._example import TokenizedExample
 from forge_data.findings._report import LintReport
 from forge_data.store._base import Store
 from forge_data.store._jsonl import write_jsonl
-from forge_data.store._manifest import ALONE, LINT, MARGINS, PREFERENCE, SHARED, UNPAIRED
+from forge_data.store._manifest import (
+    ALONE,
+    LINT,
+    MARGINS,
+    PREFERENCE,
+    SHARED,
+    SPAN_OFFSETS,
+    SPANS,
+    TEACHER_IDS,
+    TEACHER_OFFSETS,
+    TEACHER_STARTS,
+    UNPAIRED,
+)
 from forge_data.store._split import pairs_of
 from forge_data.store._stored_example import stored_example
 from forge_data.store._table import to_dataset, write_parquet
@@ -182,6 +194,53 @@ class TokenStore(Store):
         if SHARED not in self._arrays:
             return np.zeros(len(self), dtype=np.int64)
         return np.maximum(self._pick(self._arrays[SHARED]), 0)
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether a teacher's tokens are beside the samples, as `prepare_taught` puts them there."""
+        return SPANS in self._arrays
+
+    @cached_property
+    def span_counts(self) -> "NDArray[np.int64]":
+        """int64[N], spans of each sample that its teacher's tokens cut alike; 0 without a teacher."""
+        return self._pick(np.diff(self._arrays[SPAN_OFFSETS]) // 4) if self.has_teacher else np.zeros(len(self), np.int64)
+
+    @cached_property
+    def teacher_lengths(self) -> "NDArray[np.int64]":
+        """int64[N], tokens that the teacher has of each sample's text; 0 without a teacher."""
+        return self._pick(np.diff(self._arrays[TEACHER_OFFSETS])) if self.has_teacher else np.zeros(len(self), np.int64)
+
+    @cached_property
+    def teacher_texts(self) -> "NDArray[np.int64]":
+        """int64[N, 2], the teacher's texts of each sample, and tokens of the longest of these."""
+        if not self.has_teacher:
+            return np.zeros((len(self), 2), np.int64)
+        offsets, begins = self._arrays[TEACHER_OFFSETS], np.flatnonzero(self._arrays[TEACHER_STARTS])
+        of = np.searchsorted(offsets, begins, side="right") - 1
+        longest = np.zeros(len(offsets) - 1, np.int64)
+        np.maximum.at(longest, of, np.diff(np.append(begins, offsets[-1])))
+        return np.stack([self._pick(np.bincount(of, minlength=len(longest))), self._pick(longest)], axis=1)
+
+    @property
+    def teacher_ends(self) -> list[tuple[int, int]]:
+        """Pairs of a token that ends a turn and of the teacher's that does; none without a teacher."""
+        return [(int(own), int(theirs)) for own, theirs in self.settings.get("teacher_ends", ())]
+
+    def taught(self, index: int) -> "tuple[list[NDArray[np.int32]], NDArray[np.int32]]":
+        """Return a sample as the teacher has it: its texts int32[U] each, and spans int32[G, 4].
+
+        A span is tokens [a, b) of the sample and [c, d) of the texts one after another, which spell the same.
+
+        Raises:
+            StoreError: the store was prepared without a teacher.
+        """
+        if not self.has_teacher:
+            raise StoreError(f"{self.path} has no teacher's tokens; prepare_taught makes a store with them")
+        at, arrays = self._stored_index(index), self._arrays
+        begin, end = arrays[TEACHER_OFFSETS][at : at + 2]
+        first, last = arrays[SPAN_OFFSETS][at : at + 2]
+        texts = np.split(arrays[TEACHER_IDS][begin:end], np.flatnonzero(arrays[TEACHER_STARTS][begin:end])[1:])
+        return [each for each in texts if len(each)], arrays[SPANS][first:last].reshape(-1, 4)
 
     @cached_property
     def desirable(self) -> "NDArray[np.bool_]":

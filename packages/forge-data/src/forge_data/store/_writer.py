@@ -25,9 +25,13 @@ from forge_data.store._manifest import (
     MEDIA_FILE_OFFSETS,
     MEDIA_OFFSETS,
     OF_MEDIA,
+    OF_TEACHER,
     OPTIONAL,
     SHARED,
+    SPAN_OFFSETS,
+    SPANS,
     SUPERVISED,
+    TEACHER_OFFSETS,
     TOKENIZER,
     WEIGHTS,
     Manifest,
@@ -46,7 +50,10 @@ if TYPE_CHECKING:
     from forge_data.store._manifest import SourceFile
 
 _BLOCK = 1 << 20
-_CUMULATIVE = {"offsets.bin", "segment_offsets.bin", "record_offsets.bin", MEDIA_OFFSETS, MEDIA_FILE_OFFSETS}
+_CUMULATIVE = {
+    *("offsets.bin", "segment_offsets.bin", "record_offsets.bin"),
+    *(MEDIA_OFFSETS, MEDIA_FILE_OFFSETS, TEACHER_OFFSETS, SPAN_OFFSETS),
+}
 
 
 class StoreWriter:
@@ -86,7 +93,7 @@ class StoreWriter:
         return self
 
     def add(self, arrays: dict[str, "np.ndarray[Any, Any]"]) -> None:
-        """Append the samples of a `Batch`.
+        """Append the samples of a `Batch`, or what a teacher has of samples that are there.
 
         Raises:
             StoreError: the disk does not take it.
@@ -110,7 +117,7 @@ class StoreWriter:
                     self._write(name, values)
         except OSError as error:
             raise StoreError(f"the token store {self.directory} could not be written: {unwritten(error)}") from error
-        self.samples += len(arrays["offsets.bin"])
+        self.samples += len(arrays.get("offsets.bin", ()))
         self.tokens = self._ends["offsets.bin"]
 
     def drop(self, file: str, rows: Sequence[Dropped], *, indexed: bool) -> None:
@@ -172,6 +179,8 @@ class StoreWriter:
             if MEDIA not in given:
                 given = [name for name in given if name not in OF_MEDIA]
                 sources = [attrs.evolve(source, directory=None) for source in sources]
+            if SPANS not in given:
+                given = [name for name in given if name not in OF_TEACHER]
             arrays = arrays_of(kind, given)
             for name in set(DTYPES) - set(arrays):
                 (self.partial / name).unlink()

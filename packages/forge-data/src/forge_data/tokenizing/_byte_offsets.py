@@ -68,7 +68,7 @@ class TokenBytes:
         occurs[ids] = True
         new: list[int] = np.flatnonzero(occurs & (self._sizes == 0)).tolist()
         for number, token in zip(new, self._tokenizer.convert_ids_to_tokens(new), strict=True):
-            data = self._added.get(number) or _token_bytes(token)
+            data = self._added.get(number) or token_bytes(token)
             if not data:
                 return False
             self._bytes[number] = data
@@ -88,7 +88,7 @@ def _byte_letters() -> dict[int, int]:
 _LETTERS = _byte_letters()
 
 
-def _token_bytes(token: str | None) -> bytes:
+def token_bytes(token: str | None) -> bytes:
     """Return the bytes of a token; none if it is spelled in other letters."""
     try:
         return (token or "").translate(_LETTERS).encode("latin-1")

@@ -333,7 +333,7 @@ OWN = {
     name: verbs
     for verbs, names in {
         "pretrain": "block_size cross_documents",
-        "distill": "teacher_path",
+        "distill": "teacher_path matched_weight unmatched_weight",
         "sdft": "demonstration_template teacher teacher_rate skip_tokens",
         "dpo": "loss_weights f_divergence f_divergence_alpha discopop_tau ld_alpha wpo",
         "simpo": "cpo_alpha",
@@ -347,7 +347,7 @@ OWN = {
             off_policy_mask_threshold dual_clip kl_estimator importance_sampling_level
             sapo_temperature_pos sapo_temperature_neg vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg""",
         "sft and osft": "neftune_alpha",
-        "sft, osft and embed": "loss",
+        "sft, osft, distill and embed": "loss",
         "dpo, kto and grpo": "loss_type",
         "dpo and kto": "reference_path",
         "dpo, kto, ppo, grpo and rloo": "reference reference_sync_steps reference_mixup",

@@ -127,10 +127,10 @@ def moving_reference(run: Run) -> forge_algos.WeightAverage | None:
     return average
 
 
-def require_same_tokens(s: Any, name: str, path: str) -> None:
+def require_same_tokens(s: Any, name: str, path: str, otherwise: str = "") -> None:
     """Raise SettingsError unless a second model's tokenizer gives every token the same id.
 
-    The trained model's is taken with the tokens that are added to it.
+    The trained model's is taken with the tokens that are added to it. `otherwise` is a further remedy.
     """
     own, theirs = (forge_data.load_tokenizer(each) for each in (s.model.model_path, path))
     added = forge_data.add_tokens(own, s.model.add_tokens, special=s.model.add_special_tokens)
@@ -139,7 +139,7 @@ def require_same_tokens(s: Any, name: str, path: str) -> None:
         remedy = (
             f"It lacks {lacking[0]!r} of add_tokens, of which it can say nothing: take one that was trained with these tokens."
             if lacking
-            else "Take a model of the same family."
+            else " ".join(["Take a model of the same family.", *([otherwise] if otherwise else [])])
         )
         raise SettingsError(
             f"{name} {path}: its tokenizer gives other ids to tokens than that of model_path, so that its predictions are "

@@ -1,0 +1,251 @@
+"""Rows of files → token store of a student, with a teacher's tokens of the same rows.
+
+Both are prepared as `prepare` does, each with its own tokenizer and chat template; then the rows are aligned.
+"""
+
+import hashlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge_data._errors import DataError, TemplateError
+from forge_data._options import Options
+from forge_data._settings import MAX_BAD_ROWS
+from forge_data.aligning._align import Aligned, Sample, align
+from forge_data.aligning._spelling import Spelling
+from forge_data.formats._registry import check_name
+from forge_data.preparing._fingerprint import fingerprint_of_inputs
+from forge_data.preparing._job import Job
+from forge_data.preparing._prepare import build, check_whole, checked_directory, reusable
+from forge_data.preparing._progress import Progress
+from forge_data.reading._preprocess import load_preprocess
+from forge_data.reading._sources import DataPath, resolve
+from forge_data.store._manifest import (
+    SPAN_OFFSETS,
+    SPANS,
+    SUPERVISED,
+    TEACHER_IDS,
+    TEACHER_OFFSETS,
+    TEACHER_STARTS,
+)
+from forge_data.store._partial import partial_of, remove_leftovers
+from forge_data.store._token_store import TokenStore
+from forge_data.store._writer import StoreWriter
+from forge_data.tokenizing._chat_template import with_template
+from forge_data.tokenizing._tokenizer import as_tokenizer
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from transformers import PreTrainedTokenizerBase
+
+_AT_ONCE = 256
+"""Samples whose alignments are written together."""
+
+
+def prepare_taught(
+    data_path: DataPath,
+    tokenizer: "PreTrainedTokenizerBase | str | os.PathLike[str]",
+    teacher: "PreTrainedTokenizerBase | str | os.PathLike[str]",
+    store_dir: str | os.PathLike[str],
+    *,
+    format: str = "auto",  # noqa: A002 - what it is called everywhere else
+    train_on: str = "assistant",
+    turns: str = "auto",
+    chat_template: str | os.PathLike[str] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    turn_end: str | None = None,
+    max_seq_len: int | None = None,
+    on_overflow: str = "drop",
+    preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
+    rename_columns: Mapping[str, str] | None = None,
+    on_bad_row: str = "error",
+    max_bad_rows: float = MAX_BAD_ROWS,
+    max_samples: int | None = None,
+    num_proc: int | None = None,
+    seed: int = 0,
+    progress: Progress = True,
+) -> TokenStore:
+    """Write rows as a token store with the tokens of a teacher that has another tokenizer.
+
+    The samples are those of `prepare`. The teacher reads the same rows in its own chat template: `store.taught(i)` are its
+    tokens of sample i, and the spans of the learned text that both tokenizers cut at the same places. `store.settings` has
+    under `alignment` how much of the learned text they are. A store that was made from the same is opened again.
+
+    Args:
+        data_path: as in `prepare`; rows in memory that can be read once only are refused.
+        tokenizer: of the student.
+        teacher: its tokenizer, loaded, or a directory or name.
+        store_dir: as in `prepare`.
+        format: as in `prepare`, and so are all others. `chat_template` and `turn_end` are the student's; `max_seq_len` is a
+            limit of both.
+        train_on: see `format`.
+        turns: see `format`.
+        chat_template: see `format`.
+        chat_template_kwargs: see `format`.
+        turn_end: see `format`.
+        max_seq_len: see `format`.
+        on_overflow: see `format`; `split` is refused.
+        preprocess: see `format`.
+        rename_columns: see `format`.
+        on_bad_row: see `format`.
+        max_bad_rows: see `format`.
+        max_samples: see `format`.
+        num_proc: see `format`.
+        seed: see `format`.
+        progress: see `format`.
+
+    Raises:
+        DataError: as `prepare`; rows of token ids, which only one of both can read; no text that both cut alike.
+        TemplateError: as `prepare`, of either tokenizer.
+        StoreError: as `prepare`.
+    """
+    options: dict[str, Any] = {
+        "format": format, "train_on": train_on, "turns": turns, "chat_template_kwargs": chat_template_kwargs,
+        "max_seq_len": max_seq_len, "on_overflow": on_overflow, "on_bad_pair": "error", "rename_columns": rename_columns,
+        "on_bad_row": on_bad_row, "max_bad_rows": max_bad_rows, "max_samples": max_samples, "media": False,
+    }  # fmt: skip
+    both = (
+        Options(**options, chat_template=chat_template, turn_end=turn_end),
+        Options(**options, chat_template=None, turn_end=None),
+    )
+    if on_overflow == "split":
+        raise DataError(
+            "`on_overflow` is split, which cuts a row at another place for each of two tokenizers; take drop, truncate or error"
+        )
+    check_name(format)
+    check_whole("num_proc", num_proc, at_least=1)
+    check_whole("seed", seed)
+    function = load_preprocess(preprocess)
+    directory = checked_directory(store_dir)
+    tokenizers = as_tokenizer(tokenizer), as_tokenizer(teacher)
+    jobs = [
+        Job(tokenizer=with_template(own, each.chat_template, each.chat_template_kwargs), options=each, preprocess=function)
+        for own, each in zip(tokenizers, both, strict=True)
+    ]
+    sources = resolve(data_path, max_samples=max_samples)
+    inputs = [fingerprint_of_inputs(sources, job.tokenizer, job.options, function, seed) for job in jobs]
+    known = None if None in inputs else hashlib.sha256("taught:{}:{}".format(*inputs).encode()).hexdigest()
+    remove_leftovers(directory)
+    if (existing := reusable(TokenStore, directory, known)) is not None:
+        return existing
+    scratch = partial_of(directory)
+    try:
+        how: Any = {"num_proc": num_proc, "seed": seed}
+        ours = build(jobs[0], sources, scratch / "student", progress=progress, **how)
+        _check_kind(ours)
+        try:
+            theirs = build(jobs[1], resolve(data_path, max_samples=max_samples), scratch / "teacher", **how)
+        except (DataError, TemplateError) as error:
+            kind = TemplateError if isinstance(error, TemplateError) else DataError
+            raise kind(f"by the tokenizer of the teacher: {error}") from error
+        return _joined(ours, theirs, directory, jobs, known)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _check_kind(store: TokenStore) -> None:
+    if "tokenised" in store.settings["format"].split(", "):
+        raise DataError(
+            f"{store.source(0)}: rows of token ids are of one tokenizer, and a teacher with another one cannot read them; give "
+            "text: messages, or prompt and completion"
+        )
+    if store.kind != SUPERVISED:
+        raise DataError(
+            f"{store.source(0)}: rows of the kind {store.kind}; a teacher with another tokenizer is for rows to imitate: "
+            "messages, or prompt and completion"
+        )
+
+
+def _joined(ours: TokenStore, theirs: TokenStore, directory: Path, jobs: list[Job], inputs: str | None) -> TokenStore:
+    """Write the store of both, once it is known what they have in common."""
+    totals: Counter[str] = Counter()
+    ends: Counter[tuple[int, int]] = Counter()
+    with StoreWriter(directory) as writer:
+        writer.copy(ours)
+        found: list[Aligned] = []
+        first = None
+        spellings = (Spelling(job.tokenizer) for job in jobs if job.tokenizer is not None)
+        for number, aligned in enumerate(_aligned(ours, theirs, *spellings)):
+            found.append(aligned)
+            ends.update(aligned.ends)
+            lengths = aligned.spans[:, 1::2] - aligned.spans[:, ::2]
+            totals["spans"] += len(lengths)
+            totals["alike"] += int((lengths == 1).all(axis=1).sum())
+            totals["tokens"] += int(lengths[:, 0].sum())
+            if not len(lengths):
+                totals["left_out"] += 1
+                first = first or ours.source(number)
+            if len(found) == _AT_ONCE:
+                writer.add(_arrays(found))
+                found = []
+        if found:
+            writer.add(_arrays(found))
+        if not totals["spans"]:
+            raise DataError(
+                f"{ours.source(0)}: of no row do both tokenizers have the same learned text, so that nothing of the teacher "
+                "could be compared; look at both with `forge data show`: their chat templates may write answers otherwise"
+            )
+        learned = int(ours.loss_counts.sum())
+        alignment: dict[str, Any] = {"samples": len(ours), "learned": learned, **{name: totals[name] for name in _COUNTED}}
+        alignment["first_left_out"] = first
+        manifest = writer.finish(
+            ours.kind,
+            ours._manifest.sources,
+            ours.accounting,
+            tokenizer=None,
+            inputs=inputs,
+            settings=ours.settings
+            | {"teacher": theirs.settings["tokenizer"], "teacher_ends": _one_to_one(ends), "alignment": alignment},
+        )
+        writer.commit(manifest, ours.lint.dumps())
+    return TokenStore.open(directory)
+
+
+_COUNTED = ("spans", "alike", "tokens", "left_out")
+
+
+def _one_to_one(ends: "Counter[tuple[int, int]]") -> list[list[int]]:
+    """Choose the most frequent pairs of tokens that end a turn, of which no two share a token."""
+    chosen: list[list[int]] = []
+    for (own, other), _ in sorted(ends.items(), key=lambda each: (-each[1], each[0])):
+        if all(own != taken[0] and other != taken[1] for taken in chosen):
+            chosen.append([own, other])
+    return chosen
+
+
+def _arrays(found: list[Aligned]) -> "dict[str, NDArray[Any]]":
+    return {
+        TEACHER_IDS: np.concatenate([each.ids for each in found]),
+        TEACHER_STARTS: np.concatenate([each.starts for each in found]),
+        TEACHER_OFFSETS: np.array([len(each.ids) for each in found]),
+        SPANS: np.concatenate([each.spans.reshape(-1) for each in found]),
+        SPAN_OFFSETS: np.array([each.spans.size for each in found]),
+    }
+
+
+def _aligned(ours: TokenStore, theirs: TokenStore, own: Spelling, other: Spelling) -> Iterator[Aligned]:
+    """Yield what the teacher has of each of our samples, row by row."""
+    rows = dict(_rows(theirs))
+    for place, at in _rows(ours):
+        samples = [_sample(ours, index) for index in at]
+        yield from align(samples, [_sample(theirs, index) for index in rows.get(place, ())], own, other)
+
+
+def _rows(store: TokenStore) -> Iterator[tuple[tuple[int, int], range]]:
+    """Yield file and number of each row of a store, and its samples, which follow each other."""
+    files = np.searchsorted(store._ends, np.arange(len(store)), side="right")
+    rows = store._arrays["rows.bin"]
+    differ = (np.diff(files) != 0) | (np.diff(rows) != 0)
+    begins = np.concatenate(([0], np.flatnonzero(differ) + 1, [len(rows)]))
+    for begin, end in zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True):
+        yield (int(files[begin]), int(rows[begin])), range(begin, end)
+
+
+def _sample(store: TokenStore, index: int) -> Sample:
+    example = store[index]
+    return example.input_ids, example.labels

@@ -1,0 +1,183 @@
+"""`forge distill` from a teacher with another tokenizer: the loss of both models by themselves, any division, any kill."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+import forge
+import forge_data
+from forge.run import _memory
+
+from .conftest import conversations, write_rows
+from .starts import metrics
+from .test_turns import THINKING
+from .verbs import assert_two_ranks_as_one
+
+MARKS = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}[Q] {{ m['content'] }} [/Q]"
+    "{% else %} {{ m['content'] }}</s>{% endif %}{% endfor %}"
+)
+
+
+def write_teacher(directory: Path) -> Path:
+    """A tiny model whose tokens are SentencePiece's, with a template of its own."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, normalizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Replace("▁", " ")
+    texts = [message["content"] for row in conversations() for message in row["messages"]]
+    specials = ["<unk>", "<s>", "</s>", "[Q]", "[/Q]"]
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=150, special_tokens=specials, show_progress=False))
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<unk>")
+    fast.chat_template = MARKS
+    fast.save_pretrained(directory)
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=len(fast), hidden_size=24, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        initializer_range=0.3, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_teacher(tmp_path_factory.mktemp("teacher"))
+
+
+@pytest.fixture
+def settings(model_dir: Path, teacher: Path, chats: Path) -> dict[str, Any]:
+    return {
+        "model_path": str(model_dir), "teacher_path": str(teacher), "data_path": str(chats), "loss": "gold", "max_steps": 3,
+        "effective_batch_size": 5, "max_tokens_per_gpu": 200, "learning_rate": 1e-2, "lr_scheduler": "constant",
+        "warmup_steps": 0,
+    }  # fmt: skip
+
+
+def naive_loss(run: Path, model_path: str, teacher_path: str, *, hybrid: bool) -> float:
+    """The mean over all spans of a run's rows, from whole distributions of both models, one sample at a time."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    store = forge_data.TokenStore.open(run / "data" / "train")
+    models = [AutoModelForCausalLM.from_pretrained(path).eval() for path in (model_path, teacher_path)]
+    own, other = (AutoTokenizer.from_pretrained(path) for path in (model_path, teacher_path))
+    spelled = {text: at for text, at in own.get_vocab().items() if at not in own.added_tokens_decoder}
+    pairs = [
+        (spelled[text.replace("▁", "Ġ")], at)
+        for text, at in other.get_vocab().items()
+        if at not in other.added_tokens_decoder and text.replace("▁", "Ġ") in spelled
+    ]
+    pairs += [(own.convert_tokens_to_ids("<|im_end|>"), other.convert_tokens_to_ids("</s>"))]
+    ours, theirs = (torch.tensor(each) for each in zip(*pairs, strict=True)) if hybrid else (torch.tensor([], dtype=int),) * 2
+    total, count = 0.0, 0
+    for row in range(len(store)):
+        texts, spans = store.taught(row)
+        assert len(texts) == 1
+        ids = [torch.tensor(np.asarray(each, np.int64)) for each in (store[row].input_ids, texts[0])]
+        with torch.no_grad():
+            both = [model(each[None]).logits[0].double().softmax(-1) for model, each in zip(models, ids, strict=True)]
+        for a, b, c, d in spans.tolist():
+            p, q = both[0][b - 2], both[1][d - 2]
+            for at in range(a, b - 1):
+                p = p * both[0][at - 1, ids[0][at]]
+            for at in range(c, d - 1):
+                q = q * both[1][at - 1, ids[1][at]]
+            x, y = p[ours].clamp_min(1e-8), q[theirs].clamp_min(1e-8)
+            m = (x + y) / 2
+            matched = ((y * (y / m).log()).sum() + (x * (x / m).log()).sum()) / 2
+            rest = [np.delete(each.numpy(), index.numpy()) for each, index in ((p, ours), (q, theirs))]
+            rest = [np.sort(np.pad(each, (0, max(map(len, rest)) - len(each))))[::-1] for each in rest]
+            share = len(ours) / len(q)
+            total += share * matched.item() + (1 - share) * np.abs(rest[0] - rest[1]).sum()
+            count += 1
+    return total / count
+
+
+@pytest.mark.parametrize("loss", ["gold", "uld"])
+def test_the_loss_is_that_of_both_models_by_themselves(loss: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """A step over all rows has the mean over all spans, the same in any micro-batches; it says what is compared."""
+    given = settings | {"loss": loss, "effective_batch_size": 24, "max_steps": 2}
+    run = forge.distill(**given, ckpt_output_dir=tmp_path / "run").output_dir
+    first, second = metrics(run)
+    expected = naive_loss(run, given["model_path"], given["teacher_path"], hybrid=loss == "gold")
+    assert first["loss"] == pytest.approx(expected, rel=1e-5)
+    assert second["loss"] < first["loss"]
+    log = (run / "log.txt").read_text()
+    assert re.search(r"spans: 100\.0% of [\d,]+ learned tokens lie in [\d,]+ spans that both tokenizers cut alike", log)
+    assert re.search(r"vocabularies: \d+ tokens are in both vocabularies, of \d+ and of the teacher's 150", log)
+    if loss == "gold":
+        again = forge.distill(**given | {"max_tokens_per_gpu": 2000}, ckpt_output_dir=tmp_path / "whole").output_dir
+        for one, other in zip((first, second), metrics(again), strict=True):
+            for name in ("loss", "grad_norm", "matched", "unmatched"):
+                assert one[name] == pytest.approx(other[name], rel=1e-4)
+            assert one["loss_spans"] == other["loss_spans"]
+
+
+def test_is_resumed_to_the_bit(settings: dict[str, Any], tmp_path: Path) -> None:
+    """A run that goes on from a full state makes the steps of one that was never stopped, held-out rows too."""
+    given = settings | {"validation_split": 0.25, "full_state_every_steps": 1, "max_steps": 4}
+    whole = forge.distill(**given, ckpt_output_dir=tmp_path / "whole").output_dir
+    short = given | {"keep_full_state": True}
+    forge.distill(**short | {"max_steps": 2}, ckpt_output_dir=tmp_path / "cut")
+    cut = forge.distill(**short, ckpt_output_dir=tmp_path / "cut").output_dir
+    steps = [[line["loss"] for line in metrics(run) if "loss" in line] for run in (whole, cut)]
+    assert steps[0] == steps[1]
+    assert metrics(whole)[-1]["eval_loss"] == metrics(cut)[-1]["eval_loss"]
+
+
+def test_another_tokenizer_needs_another_loss(settings: dict[str, Any], tmp_path: Path) -> None:
+    """The refusal names the loss that takes it; images, ids and pairs are refused, and nothing is written."""
+    for changes, said in (
+        ({"loss": "jsd"}, "its tokenizer gives other ids .* set loss=gold"),
+        ({"on_overflow": "split", "max_seq_len": 30}, "on_overflow=split with loss=gold"),
+        ({"data_path": str(write_rows(tmp_path / "ids.jsonl", [{"input_ids": [5, 6], "labels": [5, 6]}]))}, "token ids"),
+    ):
+        with pytest.raises((forge.SettingsError, forge_data.DataError), match=said):
+            forge.distill(**settings | changes, ckpt_output_dir=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_is_planned(settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory plan rehearses a step of both models on the same spans: within 5 percent of what one takes."""
+    monkeypatch.setattr(_memory, "_SMALL", 0)
+    run = forge.distill(**settings, ckpt_output_dir=tmp_path / "run").output_dir
+    phase = json.loads((run / "memory.json").read_text())["phases"][-1]
+    assert phase["name"] == "first steps"
+    assert phase["planned"] == pytest.approx(phase["measured"], rel=0.05)
+
+
+def test_turns_that_are_learned_apart(settings: dict[str, Any], model_dir: Path, teacher: Path, tmp_path: Path) -> None:
+    """A row whose turns the student learns one by one is an item, in one step, and each turn is compared."""
+    student = tmp_path / "student"
+    shutil.copytree(model_dir, student)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    tokenizer.chat_template = THINKING
+    tokenizer.save_pretrained(student)
+    given = settings | {"model_path": str(student), "effective_batch_size": 24, "max_steps": 1, "max_tokens_per_gpu": 2000}
+    run = forge.distill(**given, ckpt_output_dir=tmp_path / "run").output_dir
+    (line,) = metrics(run)
+    assert line["samples"] == 24
+    assert len(forge_data.TokenStore.open(run / "data" / "train")) > 24
+    assert line["loss"] == pytest.approx(naive_loss(run, str(student), str(teacher), hybrid=True), rel=1e-5)
+    assert "training on 24 rows" in (run / "log.txt").read_text()
+
+
+@pytest.mark.lane
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_ranks(strategy: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """Divided over two ranks the steps and the held-out loss are those of one."""
+    given = settings | {"validation_split": 0.25, "strategy": strategy}
+    assert_two_ranks_as_one("distill", given, tmp_path, ("loss", "grad_norm", "matched", "unmatched", "eval_loss"))
