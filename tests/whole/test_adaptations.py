@@ -46,6 +46,15 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "prefix": {"num_virtual_tokens": 4, "learning_rate": 1e-1},
     "prompt": {"num_virtual_tokens": 4, "learning_rate": 1e-1},
     "adapter_prompt": {"num_virtual_tokens": 4, "learning_rate": 1e-1},
+    "oft": {"oft_block_size": 4, "learning_rate": 2e-2},
+    "hra": {"lora_r": 4, "learning_rate": 2e-2},
+    "loha": {"lora_r": 4, "learning_rate": 2e-2},
+    "lokr": {"lora_r": 4, "learning_rate": 2e-2},
+    "miss": {"lora_r": 4, "learning_rate": 1e-2},
+    "vera": {"vera_rank": 8, "learning_rate": 1e-1},
+    "randlora": {"lora_r": 4, "learning_rate": 2e-2},
+    "fourierft": {"fourier_n_frequency": 20, "learning_rate": 1e-1},
+    "c3a": {"c3a_block_size": 8, "learning_rate": 5e-1},
     "osft": {"unfreeze_rank_ratio": 0.5, "learning_rate": 1e-2},
     "osft factors": {"osft_form": "factors", "unfreeze_rank_ratio": 0.5, "learning_rate": 1e-2},
     "osft paper": {"osft_rule": "paper", "unfreeze_rank_ratio": 0.5, "learning_rate": 5e-3},
@@ -56,10 +65,13 @@ CASES = [
     for name in ADAPTERS
 ]
 # In one process each, and with pairs in front of the tokens and in the weights' place; beside the weights is in test_verbs.py.
-ALONE = [*(("sft", name) for name in ADAPTERS), *(("dpo", name) for name in ("prefix", "osft"))]
+# Of PEFT's tuners that differ by their layers alone, one; they are compared with plain PEFT in forge-algos.
+ALIKE = ("hra", "loha", "lokr", "miss", "randlora", "fourierft", "c3a")
+ALONE = [*(("sft", name) for name in ADAPTERS if name not in ALIKE), *(("dpo", name) for name in ("prefix", "osft"))]
 # Of two ranks: forms of weights that are divided (no module of the model, projected). LoRA is below, and quantised weights are
 # in forge-dist/loading/test_quantization.py.
 DIVIDED = [("sft", name) for name in ("prefix", "osft")]
+TUNERS = ("oft", *ALIKE, "vera")
 
 
 def test_every_adaptation_is_tried() -> None:
@@ -146,6 +158,36 @@ def test_on_two_ranks(verb: str, name: str, model_dir: Path, folder: Path, tmp_p
     """The same where every weight of the model is divided."""
     settings = {**given(verb, name, model_dir, folder), "strategy": "fsdp2", "ckpt_output_dir": str(tmp_path)}
     learned(tmp_path, run_on_ranks(run_verb, 2, verb, settings, joined=False)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ci_keeps(["vera"], TUNERS))
+def test_the_same_resumed_and_on_two_ranks(name: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """Stopped and resumed the same bits, on two ranks the same losses, and `forge export --merge` what was trained.
+
+    vera's random matrices are drawn anew by every rank and by a resumed run.
+    """
+    settings = {**given("sft", name, model_dir, folder), "lr_scheduler": "constant", "full_state_every_steps": 2}
+
+    def losses(run: str) -> list[float]:
+        return [line["loss"] for line in metrics(tmp_path / run) if "loss" in line]
+
+    run_verb("sft", {**settings, "max_steps": 4, "ckpt_output_dir": str(tmp_path / "whole")})
+    for steps in (2, 4):
+        result = run_verb("sft", {**settings, "max_steps": steps, "ckpt_output_dir": str(tmp_path / "resumed")})
+    one, other = losses("whole"), losses("resumed")
+    assert one == other
+    ranks = {**settings, "max_steps": 4, "strategy": "fsdp2", "ckpt_output_dir": str(tmp_path / "ranks")}
+    run_on_ranks(run_verb, 2, "sft", ranks, joined=False)
+    assert losses("ranks") == pytest.approx(one, rel=1e-6)
+    forge.export(tmp_path / "resumed", tmp_path / "merged", merge=True)
+    from peft import AutoPeftModelForCausalLM
+
+    beside: Any = AutoPeftModelForCausalLM.from_pretrained(result["model_dir"])
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    with torch.no_grad():
+        found, wanted = (model(torch.arange(5)[None]).logits for model in (merged, beside))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5 * wanted.abs().max().item())
 
 
 @pytest.mark.slow

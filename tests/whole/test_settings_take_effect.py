@@ -28,6 +28,7 @@ BASE: dict[str, Any] = {
 }
 LORA = {"adapter": "lora", "lora_r": 4}
 IA3 = {"adapter": "ia3", "target_modules": ("k_proj", "v_proj", "down_proj")}
+FOURIERFT = {"adapter": "fourierft"}
 OSFT = {"adapter": "osft"}
 ADAPTIVE = {**OSFT, "osft_rank": "adaptive"}
 HELD_OUT = {"validation_split": 0.25}
@@ -89,6 +90,11 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "prefix_projection": ({"adapter": "prefix"}, False, True),
     "prompt_init_text": ({"adapter": "prompt"}, None, "the apple is red"),
     "adapter_layers": ({"adapter": "adapter_prompt"}, None, 1),
+    "oft_block_size": ({"adapter": "oft"}, 4, 8),
+    "vera_rank": ({"adapter": "vera"}, 8, 16),
+    "fourier_n_frequency": (FOURIERFT, 20, 40),
+    "fourier_scaling": ({**FOURIERFT, "fourier_n_frequency": 20}, 150.0, 300.0),
+    "c3a_block_size": ({"adapter": "c3a"}, 4, 8),
     "unfreeze_rank_ratio": (OSFT, 0.25, 0.5),
     "osft_directions": ({**ADAPTIVE, "osft_calibration_path": "HELD OUT"}, "weights", "inputs"),
     "osft_rule": (OSFT, "strict", "paper"),

@@ -115,7 +115,7 @@ def scratch(products: Sequence[tuple[torch.Tensor, torch.Tensor]], folder: Path)
 
 def storage_bytes(model: nn.Module) -> int:
     """The bytes of a model's tensors."""
-    return sum({t.data_ptr(): t.untyped_storage().nbytes() for t in forge_algos.tensors_of(model)}.values())
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in forge_algos.tensors_of(model)}.values())
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -144,6 +144,7 @@ def test_a_first_step_is_one_whatever_was_rehearsed_before(optimizer: str) -> No
             ("experts", "none", "muon"),
             ("experts", "none", "apollo"),
             ("llama", "osft", "adamw"),
+            *(("llama", adapter, "adamw") for adapter in ("oft", "hra", "loha", "lokr", "miss", "vera", "randlora")),
         ],
     ),
 )

@@ -94,6 +94,9 @@ def test_an_eps_that_float32_has():
         *(("lora_r", bad) for bad in (0, -4, 2.0, True)),
         *(("lora_alpha", bad) for bad in (0, -1.0, math.nan, math.inf)),
         *(("lora_dropout", bad) for bad in (-0.1, 1.0, math.nan)),
+        *((name, bad) for name in ("oft_block_size",) for bad in (1, 4.0, True)),
+        *((name, bad) for name in ("vera_rank", "fourier_n_frequency", "c3a_block_size") for bad in (0, 4.0, True)),
+        *(("fourier_scaling", bad) for bad in (0, -1.0, math.nan)),
         *((name, bad) for name in ("target_modules", "feedforward_modules") for bad in ("q_proj", (), ("",), (1,), 3)),
         *(("quant_type", bad) for bad in ("int4", None)),
         *(("double_quant", bad) for bad in (1, None, "yes")),
@@ -113,14 +116,20 @@ def test_8_bits_have_no_double_quantisation():
 
 
 LORAS = ("lora", "qlora", "dora", "rslora")
+TUNERS = ("oft", "hra", "loha", "lokr", "miss", "vera", "randlora", "fourierft", "c3a")
 # For each setting of an adapter a value that is not its default, and the adapters that read it.
 READ_BY = {
-    "target_modules": (("q_proj",), (*LORAS, "ia3", "osft")),
-    "modules_to_save": (("embed_tokens",), (*LORAS, "ia3")),
+    "target_modules": (("q_proj",), (*LORAS, "ia3", *TUNERS, "osft")),
+    "modules_to_save": (("embed_tokens",), (*LORAS, "ia3", *TUNERS)),
     "unfrozen_parameters": (("lm_head",), ("none",)),
-    "lora_r": (8, LORAS),
-    "lora_alpha": (1, LORAS),
-    "lora_dropout": (0.1, LORAS),
+    "lora_r": (8, (*LORAS, "hra", "loha", "lokr", "miss", "randlora")),
+    "lora_alpha": (1, (*LORAS, "loha", "lokr", "randlora")),
+    "lora_dropout": (0.1, (*LORAS, "miss", "vera", "randlora")),
+    "oft_block_size": (8, ("oft",)),
+    "vera_rank": (8, ("vera",)),
+    "fourier_n_frequency": (8, ("fourierft",)),
+    "fourier_scaling": (300, ("fourierft",)),
+    "c3a_block_size": (8, ("c3a",)),
     "quant_type": ("int8", ("qlora",)),
     "double_quant": (False, ("qlora",)),
     "feedforward_modules": (("down_proj",), ("ia3",)),

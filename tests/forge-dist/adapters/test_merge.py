@@ -22,6 +22,15 @@ MERGEABLE = {
     "lora": lambda: peft.LoraConfig(r=4, lora_alpha=8, lora_dropout=0.5, target_modules=LINEAR, task_type="CAUSAL_LM"),
     "rslora": lambda: peft.LoraConfig(r=4, use_rslora=True, target_modules=LINEAR, task_type="CAUSAL_LM"),
     "dora": lambda: peft.LoraConfig(r=4, use_dora=True, target_modules=LINEAR, task_type="CAUSAL_LM"),
+    "oft": lambda: peft.OFTConfig(oft_block_size=4, target_modules=LINEAR, task_type="CAUSAL_LM"),
+    "hra": lambda: peft.HRAConfig(r=4, target_modules=LINEAR, task_type="CAUSAL_LM"),
+    "loha": lambda: peft.LoHaConfig(r=4, alpha=8, target_modules=LINEAR, task_type="CAUSAL_LM"),
+    "lokr": lambda: peft.LoKrConfig(r=2, alpha=8, target_modules=LINEAR, task_type="CAUSAL_LM"),
+    "miss": lambda: peft.MissConfig(r=5, target_modules=LINEAR, task_type="CAUSAL_LM"),
+    "vera": lambda: peft.VeraConfig(r=8, target_modules=LINEAR, task_type="CAUSAL_LM"),
+    "randlora": lambda: peft.RandLoraConfig(r=4, randlora_alpha=8, target_modules=LINEAR, task_type="CAUSAL_LM"),
+    "fourierft": lambda: peft.FourierFTConfig(n_frequency=20, target_modules=LINEAR, task_type="CAUSAL_LM"),
+    "c3a": lambda: peft.C3AConfig(block_size=8, target_modules=LINEAR, task_type="CAUSAL_LM"),
     "ia3": lambda: peft.IA3Config(
         target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"], task_type="CAUSAL_LM"
     ),

@@ -758,6 +758,22 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             {"adapter": "lora", "lora_r": 4, "modules_to_save": ("embed_tokens", "lm_head")},
         ),
         (
+            FACTORY.format(stage="sft") + "finetuning_type: oft\noft_block_size: 16\noft_target: q_proj,v_proj\nlora_rank: 8\n",
+            "sft",
+            {"adapter": "oft", "oft_block_size": 16, "target_modules": ("q_proj", "v_proj")},
+        ),
+        (
+            FACTORY.format(stage="dpo") + "finetuning_type: oft\noft_target: all\nmodule_dropout: 0.0\noft_rank: 0\n",
+            "dpo",
+            {"adapter": "oft"},
+        ),
+        (
+            TRL + "tuner_type: vera\nvera_rank: 64\ntarget_modules: all-linear\nlora_rank: 8\n",
+            "sft",
+            {"adapter": "vera", "vera_rank": 64},
+        ),
+        (TRL + "tuner_type: bone\n", "sft", {"adapter": "miss"}),
+        (
             FACTORY.format(stage="dpo") + "pref_ftx: 0.5\n",
             "dpo",
             {"loss_type": ("sigmoid", "sft"), "loss_weights": (1.0, 0.5)},

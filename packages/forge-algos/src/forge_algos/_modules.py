@@ -250,19 +250,6 @@ def trainable(model: nn.Module) -> list[torch.nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def vectors(model: nn.Module) -> set[int]:
-    """Return the ids of parameters that have the shape of matrices and are vectors.
-
-    ia3's factors (`ia3_l`) are columns; biases of experts are stacked, and so are the singular values that OSFT trains of them.
-    """
-    found: set[int] = set()
-    for name, parameter in model.named_parameters():
-        parts = name.split(".")
-        if "ia3_l" in parts or parts[-1].endswith("bias") or ("osft" in parts and parts[-1] == "values"):
-            found.add(id(parameter))
-    return found
-
-
 @contextmanager
 def gathering(model: nn.Module) -> Iterator[None]:
     """Gather weights that ZeRO-3 has partitioned around each module's forward.

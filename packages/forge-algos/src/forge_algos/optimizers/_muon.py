@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from forge_algos._modules import head, vectors
+from forge_algos._modules import head
 from forge_algos.optimizers._closure import Combined
 from forge_algos.optimizers._muon_stacks import StackedMuon, stacked_factors
+from forge_algos.optimizers._vectors import vectors
 
 
 def muon_matrices(model: nn.Module) -> list[nn.Parameter]:

@@ -8,12 +8,13 @@ import torch
 from torch import nn
 
 from forge_algos._errors import MissingPackageError, OptimizerError
-from forge_algos._modules import trainable, unwrap, vectors
+from forge_algos._modules import trainable, unwrap
 from forge_algos.optimizers._adamw_8bit import AdamW8bit
 from forge_algos.optimizers._apollo import Apollo
 from forge_algos.optimizers._closure import Combined
 from forge_algos.optimizers._muon import MuonAdamW, muon_matrices
 from forge_algos.optimizers._muon_stacks import muon_stacks
+from forge_algos.optimizers._vectors import vectors
 from forge_algos.settings._adapter_table import ADAPTERS, Adapter
 from forge_algos.settings._optimizer import ADAFACTOR_SCALE, OptimizerSettings
 
@@ -25,7 +26,8 @@ def make_optimizer(
 
     With `loraplus_lr_ratio` LoRA's B matrices are groups of their own, whose rate is that multiple of the others'.
 
-    Matrices (two dimensions or more) decay by `weight_decay`, norms, biases and ia3's factors do not; embeddings are matrices.
+    Matrices (two dimensions or more) decay by `weight_decay`, norms, biases and what adapters have as vectors (ia3's
+    factors, the angles of oft) do not; embeddings are matrices.
 
     - adamw: torch.optim.AdamW. With lr the scheduled rate: p ← p - lr · weight_decay · p, then p ← p - lr · m̂ / (√v̂ + eps).
     - adafactor: torch.optim.Adafactor, whose state is a row and a column of each matrix. Its step is the rate times the root
@@ -155,9 +157,9 @@ def _with_floor(model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str
 
     They are known by their names and not by their values, which differ when a run is resumed or divided.
     """
-    osft = ADAPTERS["osft"].child
+    osft, named = ADAPTERS["osft"].child, {name for kind in ADAPTERS.values() for name in kind.zero}
     parts = {id(p): name.split(".") for name, p in model.named_parameters() if p.requires_grad}
-    zero = {found for found, name in parts.items() if osft in name and name[-1] == "weight"}
+    zero = {found for found, name in parts.items() if (osft in name and name[-1] == "weight") or not named.isdisjoint(name)}
     return _apart(groups, zero | _second_factors(model), {"eps": (None, 1 / ADAFACTOR_SCALE)})
 
 

@@ -133,10 +133,10 @@ class AdapterSettings:
 
     >>> AdapterSettings(adapter="lora", lora_r=8).lora_r
     8
-    >>> AdapterSettings(lora_r=8)
+    >>> AdapterSettings(lora_fa=True)
     Traceback (most recent call last):
         ...
-    ValueError: lora_r=8 has no effect with adapter='none'; leave it out, or set adapter=lora, qlora, dora or rslora
+    ValueError: lora_fa=True has no effect with adapter='none'; leave it out, or set adapter=lora, qlora or rslora
     """
 
     adapter: Adapter = attrs.field(default="none", validator=key_of(ADAPTERS))
@@ -144,7 +144,11 @@ class AdapterSettings:
     (lora, arXiv 2106.09685), on a base in 4 or 8 bits (qlora, 2305.14314), with a magnitude of their own (dora, 2402.09353) or
     scaled for high ranks (rslora, 2312.03732); a factor for each channel (ia3, 2205.05638); virtual tokens before each layer
     (prefix, 2101.00190) or before the first (prompt, 2104.08691), or gated beside the attention (adapter_prompt,
-    2303.16199); or the directions of each matrix with small singular values (osft, 2504.07097)."""
+    2303.16199); rotations of each layer's inputs (oft, 2306.07280) or reflections (hra, 2405.17484); products
+    of small matrices, of each element (loha, 2108.06098) or Kronecker's (lokr, 2212.10650); one small matrix for all blocks of
+    inputs (miss, 2409.15371); factors on shared random matrices (vera, 2310.11454; randlora, 2502.00987); coefficients of a
+    Fourier transform (fourierft, 2405.03003) or circulant blocks (c3a, 2407.19342); or the directions of each matrix with small
+    singular values (osft, 2504.07097)."""
     adapter_path: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text))
     """Directory of a LoRA adapter to go on from, as forge, PEFT, TRL, Axolotl and LLaMA-Factory write it.
     Its rank, scale and targets are those of the run, and it is exported beside the same base."""
@@ -161,7 +165,7 @@ class AdapterSettings:
     """Which weights train with adapter=none, as regular expressions that their names begin with
     (`lm_head`, `model.layers.2[0-9]`, `.*.mlp.down_proj`); the others are frozen. By default all."""
     lora_r: int = attrs.field(default=16, validator=number(kind=int, low=1))
-    """Rank of the adapters."""
+    """Rank of the adapters; of hra the number of reflections."""
     lora_alpha: float = attrs.field(default=32.0, validator=number(kind=float, above=True))
     """Scale of the adapters: their output is multiplied by lora_alpha / lora_r,
     with rslora by lora_alpha / √lora_r."""
@@ -194,6 +198,16 @@ class AdapterSettings:
     by default tokens drawn from the vocabulary."""
     adapter_layers: int | None = attrs.field(default=None, validator=attrs.validators.optional(number(kind=int, low=1)))
     """Number of the uppermost layers that adapter_prompt acts on; by default all."""
+    oft_block_size: int = attrs.field(default=32, validator=number(kind=int, low=2))
+    """Number of inputs that each of oft's rotations turns; it must divide every target's inputs."""
+    vera_rank: int = attrs.field(default=256, validator=number(kind=int, low=1))
+    """Rank of vera's two random matrices, which all targets share."""
+    fourier_n_frequency: int = attrs.field(default=1000, validator=number(kind=int, low=1))
+    """Number of coefficients that fourierft learns for each target."""
+    fourier_scaling: float = attrs.field(default=150.0, validator=number(kind=float, above=True))
+    """Factor on what fourierft adds to a weight."""
+    c3a_block_size: int = attrs.field(default=256, validator=number(kind=int, low=1))
+    """Side of c3a's circulant blocks; it must divide every target's inputs and outputs."""
     unfreeze_rank_ratio: float = attrs.field(default=0.25, validator=_share)
     """Share of each target's singular directions that osft lets move,
     those of the smallest singular values: 0 moves no target, 1 trains the targets as they are."""

@@ -4,7 +4,7 @@ An adapter is one row here. `attach` and `peft` are names, imported when an adap
 neither torch nor peft.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -39,6 +39,27 @@ class AdapterKind:
     child: str = ""
     """Name of the modules that it adds beside layers, where it is not PEFT's:
     a model with such modules has this adapter."""
+
+    divides: Mapping[str, Sequence[Literal["inputs", "outputs"]]] = attrs.field(factory=dict)
+    """Setting → sides of every target that it must divide."""
+    most: Mapping[str, Literal["inputs", "numbers"]] = attrs.field(factory=dict)
+    """Setting → what of every target it may be at most."""
+    even: Sequence[str] = ()
+    """Settings that must be even, so that it begins as its base."""
+    linear: bool = False
+    """Whether PEFT puts it into nn.Linear alone, and not into GPT-2's Conv1D."""
+    reads_shapes: bool = False
+    """Whether PEFT asks the base's weights for their shapes, which ZeRO-3 leaves empty."""
+    vectors: Sequence[str] = ()
+    """Names of its weights that have the shape of matrices and are none:
+    they do not decay, and are not Muon's."""
+    zero: Sequence[str] = ()
+    """Names of its weights that begin at zero, for which Adafactor's steps have a floor."""
+
+    @property
+    def rank(self) -> str | None:
+        """Setting of its rank; None where it has none."""
+        return self.arguments.get("r")
 
     @property
     def fields(self) -> frozenset[str]:
@@ -76,6 +97,7 @@ ADAPTERS: dict[str, AdapterKind] = {
         peft="IA3Config",
         attach="forge_algos.adaptations.peft._ia3:attach_ia3",
         reads=(*_TARGETS, "feedforward_modules"),
+        vectors=("ia3_l",),
     ),
     "prefix": AdapterKind(
         learning_rate=1e-2,
@@ -96,6 +118,83 @@ ADAPTERS: dict[str, AdapterKind] = {
         attach="forge_algos.adaptations.peft._prompts:attach_adapter_prompt",
         arguments={"adapter_len": "num_virtual_tokens"},
         reads=("adapter_layers",),
+    ),
+    "oft": AdapterKind(
+        learning_rate=1e-4,
+        peft="OFTConfig",
+        arguments={"oft_block_size": "oft_block_size"},
+        reads=_TARGETS,
+        divides={"oft_block_size": ("inputs",)},
+        vectors=("oft_R",),
+        zero=("oft_R",),
+        linear=True,
+    ),
+    "hra": AdapterKind(
+        learning_rate=1e-4,
+        peft="HRAConfig",
+        arguments={"r": "lora_r"},
+        reads=_TARGETS,
+        even=("lora_r",),
+        vectors=("hra_u",),
+        linear=True,
+    ),
+    "loha": AdapterKind(
+        learning_rate=1e-4,
+        peft="LoHaConfig",
+        arguments={"r": "lora_r", "alpha": "lora_alpha"},
+        reads=_TARGETS,
+        zero=("hada_w2_b",),
+        linear=True,
+        reads_shapes=True,
+    ),
+    "lokr": AdapterKind(
+        learning_rate=1e-3,
+        peft="LoKrConfig",
+        arguments={"r": "lora_r", "alpha": "lora_alpha"},
+        reads=_TARGETS,
+        zero=("lokr_w1",),
+        linear=True,
+    ),
+    "miss": AdapterKind(
+        learning_rate=1e-4,
+        peft="MissConfig",
+        arguments={"r": "lora_r", "miss_dropout": "lora_dropout"},
+        reads=_TARGETS,
+        most={"lora_r": "inputs"},
+        zero=("miss_block",),
+        linear=True,
+    ),
+    "vera": AdapterKind(
+        learning_rate=4e-3,
+        peft="VeraConfig",
+        arguments={"r": "vera_rank", "vera_dropout": "lora_dropout"},
+        reads=_TARGETS,
+    ),
+    "randlora": AdapterKind(
+        learning_rate=1e-3,
+        peft="RandLoraConfig",
+        arguments={"r": "lora_r", "randlora_alpha": "lora_alpha", "randlora_dropout": "lora_dropout"},
+        reads=_TARGETS,
+        vectors=("randlora_lambda", "randlora_gamma"),
+        zero=("randlora_lambda",),
+    ),
+    "fourierft": AdapterKind(
+        learning_rate=1e-2,
+        peft="FourierFTConfig",
+        arguments={"n_frequency": "fourier_n_frequency", "scaling": "fourier_scaling"},
+        options={"init_weights": True},
+        reads=_TARGETS,
+        most={"fourier_n_frequency": "numbers"},
+    ),
+    "c3a": AdapterKind(
+        learning_rate=1e-1,
+        peft="C3AConfig",
+        arguments={"block_size": "c3a_block_size"},
+        options={"init_weights": True},
+        reads=_TARGETS,
+        divides={"c3a_block_size": ("inputs", "outputs")},
+        zero=("c3a_kernel",),
+        linear=True,
     ),
     "osft": AdapterKind(
         learning_rate=1e-4,

@@ -75,8 +75,9 @@ class OptimizerSettings:
     with AdamW on the rest, where no adapter trains."""
     learning_rate: float | None = attrs.field(default=None, validator=attrs.validators.optional(_factor))
     """Highest learning rate of the schedule. By default 2e-5;
-    with an adapter 2e-4 for the LoRA family, 1e-4 for osft, 3e-3 for ia3, 1e-2 for prefix and adapter_prompt, 3e-2 for
-    prompt; 50 times that with optimizer=adafactor, which multiplies it by the size of each matrix."""
+    with an adapter 2e-4 for the LoRA family, 1e-4 for osft, oft, hra, loha and miss, 1e-3 for lokr and randlora, 3e-3 for
+    ia3, 4e-3 for vera, 1e-2 for fourierft, prefix and adapter_prompt, 3e-2 for prompt, 0.1 for c3a; 50 times that with
+    optimizer=adafactor, which multiplies it by the size of each matrix."""
     loraplus_lr_ratio: float = attrs.field(default=1.0, validator=_factor)
     """Rate of LoRA's B matrices as a multiple of learning_rate, which A has (LoRA+, arXiv 2402.12354);
     above 1, about 16 in the paper, with a learning_rate somewhat lower."""

@@ -130,15 +130,15 @@ def _check_trained(s: Any) -> None:
             "run that begins the adapter, and give that run's base_model as model_path here."
         )
     lora = "take adapter=lora, which trains them beside its matrices"
-    remedy = {
-        "osft": "osft_train_rest=[embeddings, head] trains them, and all other rows",
-        "ia3": f"name the embedding and the head in modules_to_save, or {lora}",
-    }.get(kind, f"{lora}, or adapter=none")
-    trained = {
-        "osft": bool({"embeddings", "all"} & set(s.adapter.osft_train_rest)),
-        "ia3": s.adapter.modules_to_save is not None,
-    }
-    if not trained.get(kind, kind not in ("prefix", "prompt", "adapter_prompt")):
+    if kind == "osft":
+        trained = bool({"embeddings", "all"} & set(s.adapter.osft_train_rest))
+        remedy = "osft_train_rest=[embeddings, head] trains them, and all other rows"
+    elif s.adapter.reads("modules_to_save"):
+        trained = s.adapter.reads("init_lora_weights") or s.adapter.modules_to_save is not None
+        remedy = f"name the embedding and the head in modules_to_save, or {lora}"
+    else:
+        trained, remedy = kind == "none", f"{lora}, or adapter=none"
+    if not trained:
         raise SettingsError(
             f"add_tokens with adapter={kind}: the new tokens' rows would stay the mean of the others: {remedy}."
         )

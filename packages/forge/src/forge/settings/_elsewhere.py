@@ -48,7 +48,8 @@ RENAMED = {
         "init_lora_weights": "peft_init_lora_weights init_weights",
         "adapter_path": "adapter_name_or_path lora_model_dir adapters",
         "loraplus_lr_ratio": "lora_plus_lr_ratio lorap_lr_ratio",
-        "target_modules": "lora_target lora_target_modules lora_attn_modules target_patterns osft_target_patterns",
+        "target_modules": """lora_target lora_target_modules oft_target lora_attn_modules target_patterns
+            osft_target_patterns""",
         "modules_to_save": "lora_modules_to_save additional_target",
         "quant_type": "bnb_4bit_quant_type quantization_type",
         "double_quant": "bnb_4bit_use_double_quant double_quantization use_bnb_nested_quant",
@@ -195,9 +196,11 @@ TOLD = {
             quant_bits quant_method""",
         "give beta1 and beta2": "adamw_betas betas",
         _SCHEDULE: "lr_scheduler_kwargs lr_scheduler_args",
-        "choose adapter: none (every weight), lora, qlora, dora, rslora, osft and more": """finetuning_type
+        "choose adapter: none (every weight), lora, qlora, dora, rslora, oft, osft and more": """finetuning_type
             peft_config full_finetuning quantize_base tuner_type train_type sft_type""",
         "a command of its own, forge osft; or adapter=osft": "osft",
+        "oft_block_size says how many inputs a rotation has, whatever a layer's width": "oft_rank",
+        "lora_dropout drops inputs of some adapters, and nothing drops whole rotations": "module_dropout",
         "no setting of a recipe: give it beside, --accelerate-config FILE": "accelerate_config",
         "a command of its own, forge pretrain": "is_pretraining pretraining_config pretraining_dataset",
         "a command of its own: forge dpo, orpo, simpo, kto, grpo, reward": "rl stage rlhf_type",

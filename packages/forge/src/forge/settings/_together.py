@@ -26,7 +26,7 @@ def check_optimizer(optimizer: forge_algos.OptimizerSettings, adapter: forge_alg
             f"optimizer=schedule_free with init_lora_weights={adapter.init_lora_weights}, whose first product is subtracted: "
             f"its averages keep the decay of that, which cannot be taken back. Leave weight_decay out, or optimizer."
         )
-    if optimizer.loraplus_lr_ratio != 1 and not adapter.reads("lora_r"):
+    if optimizer.loraplus_lr_ratio != 1 and not adapter.reads("init_lora_weights"):
         raise SettingsError(
             f"loraplus_lr_ratio={optimizer.loraplus_lr_ratio:g} has no effect with {chosen}: it is the rate of LoRA's "
             f"matrices B. Leave it out{_or_set(adapter, 'lora')}."

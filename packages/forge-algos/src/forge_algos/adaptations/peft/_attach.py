@@ -27,6 +27,7 @@ from forge_algos.adaptations.peft._experts import (
     unquantized_experts,
 )
 from forge_algos.adaptations.peft._input_casts import follow_autocast
+from forge_algos.adaptations.peft._limits import check_limits
 from forge_algos.adaptations.peft._lora_init import Halves, Lora
 from forge_algos.adaptations.peft._renamed import check_read_back, renamed_targets
 from forge_algos.adaptations.peft._target_names import short_names
@@ -180,6 +181,7 @@ def attach_to_targets(
         AdapterError: an adapter on a target would be lost, PEFT refuses the model, or adapts something else than asked.
     """
     check_tops(model, targets)
+    check_limits(model, settings, targets)
     if any(field.name == "fan_in_fan_out" for field in dataclasses.fields(config_class(settings))):
         transposed = [isinstance(model.get_submodule(name), Conv1D) for name in targets]
         arguments["fan_in_fan_out"] = bool(transposed) and all(transposed)
@@ -282,7 +284,8 @@ def check_tops(model: nn.Module, targets: Sequence[str]) -> None:
 
 def described(model: nn.Module, settings: AdapterSettings, targets: Sequence[str], stacks: Mapping[str, Stack]) -> list[str]:
     """Return lines for the log: the adapter, its rank and its targets by kind of layer."""
-    rank = f" of rank {settings.lora_r}" if "lora_r" in ADAPTERS[settings.adapter].fields else ""
+    setting = ADAPTERS[settings.adapter].rank
+    rank = f" of rank {getattr(settings, setting)}" if setting else ""
     counts = [counted(len(targets), "linear layers")] if targets or not stacks else []
     counts += [f"{sum(stack.shape[0] for stack in stacks.values()):,} expert matrices"] if stacks else []
     parts: dict[str, dict[str, None]] = {}

@@ -37,7 +37,8 @@ def check_read_back(model: "PeftModel", name: str = "default") -> None:
     Raises:
         AdapterError: PEFT would read one of its tensors under another name.
     """
-    keys = [key.replace(f".{name}", "") for key, _ in model.named_parameters() if ".lora_" in key]
+    prefix: Any = model.base_model.prefix  # "lora_", of the names of all that PEFT adds
+    keys = [key.replace(f".{name}", "") for key, _ in model.named_parameters() if f".{prefix}" in key]
     lost = sorted(set(keys) - _read(model, model.peft_config[name], keys))
     if lost:
         raise AdapterError(

@@ -50,10 +50,10 @@ def arguments_of(model: nn.Module, settings: AdapterSettings, targets: Sequence[
     tied = _tied(model)
     found: Arguments = {}
     if tied and any(name in ends for name in whole):
-        if settings.adapter == "ia3":
+        if ADAPTERS[settings.adapter].peft != "LoraConfig":
             raise AdapterError(
-                f"modules_to_save: {' and '.join(ends)} share one weight, and PEFT's ia3 would train only one of them: take "
-                "adapter=lora, or leave them out"
+                f"modules_to_save: {' and '.join(ends)} share one weight, and PEFT's {settings.adapter} would train only one "
+                "of them: take adapter=lora, or leave them out"
             )
         # Under the embedding's name; PEFT ties the head to its copy.
         whole = [name for name in whole if name not in ends] + [embedding_name(model)]

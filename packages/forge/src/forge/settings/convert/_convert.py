@@ -62,7 +62,16 @@ _NAMES = ("dataset_dir", "dataset_config", "dataset_train_split", "dataset_test_
 """Keys of texts, beside those of settings that are texts here."""
 _HERE_ANYWAY = ("disable_gradient_checkpointing",)
 """Keys that ask, when true, for what forge does by default; when false, for less memory."""
-_SINGLE = ("adapter", "finetuning_type", "lora_rank", "num_train_epochs", "num_epochs", *METHOD_KEYS)
+_SINGLE = (
+    "adapter",
+    "finetuning_type",
+    "tuner_type",
+    "train_type",
+    "lora_rank",
+    "num_train_epochs",
+    "num_epochs",
+    *METHOD_KEYS,
+)
 """Keys that are read here, and hold a single value in every library; so do those of `CHOICES`."""
 
 

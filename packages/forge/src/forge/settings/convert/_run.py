@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any, TypeGuard
 
-from forge.settings.convert._draft import LORA, Draft, plain
+from forge.settings.convert._draft import LORA, TUNERS, Draft, plain
 from forge.settings.convert._swift import accumulated
 
 _OF_A_GPU = ("per_device_train_batch_size", "per_gpu_train_batch_size", "micro_batch_size")
@@ -259,13 +259,13 @@ _NUMBER_FORMATS = "bf16 fp16 pure_bf16 bfloat16 float16 tf32 fp8 torch_dtype dty
 def adapter(draft: Draft) -> None:
     """Read which weights are trained; LLaMA-Factory trains LoRA unless it is told otherwise."""
     left, lost = draft.left, draft.lost
-    kind = left.pop("adapter", None) or left.pop("finetuning_type", None)
+    kind = next((kind for key in _KIND_KEYS if (kind := left.pop(key, None))), None)
     if kind is None and draft.library == "LLaMA-Factory":
         kind = "lora"
         draft.comments["adapter"] = "LLaMA-Factory's default"
     if left.pop("use_peft", False) is True:
         kind = "lora"
-    kind = {"full": "none", None: "none"}.get(kind, kind)
+    kind = {"full": "none", None: "none", "bone": "miss"}.get(kind, kind)
     for key in ("use_dora", "peft_use_dora", "use_rslora", "peft_use_rslora"):
         if left.pop(key, False) is True:
             kind = "dora" if "dora" in key else "rslora"
@@ -277,13 +277,14 @@ def adapter(draft: Draft) -> None:
     if kind == "none":
         for key in [key for key in left if key.startswith("lora_") or key == "peft_layers_to_transform"]:
             del left[key]
+    _of_others(draft, kind)
     _targets(draft)
     if left.get("unfrozen_parameters") and kind != "none":
         draft.lose("unfrozen_parameters", "beside an adapter it alone trains; modules_to_save trains other modules whole")
     for pattern in left.get("unfrozen_parameters") or ():
         if str(pattern)[-1:].isdigit():
             lost.append(f"unfrozen_parameters: {pattern}: one layer here; in Axolotl also those whose number begins so")
-    if kind not in ("none", *LORA):
+    if kind not in ("none", *LORA, *TUNERS):
         instead = "name the weights that train in unfrozen_parameters" if kind == "freeze" else "choose adapter"
         lost.append(f"{kind}: forge has no such way of training: {instead}")
         kind = "none"
@@ -293,6 +294,26 @@ def adapter(draft: Draft) -> None:
     _stored(draft, kind)
     if kind != "none" or draft.verb == "osft":
         _without_apollo(draft)
+
+
+_KIND_KEYS = ("adapter", "finetuning_type", "tuner_type", "train_type")
+
+
+def _of_others(draft: Draft, kind: object) -> None:
+    """Leave out settings of an adapter that does not train; there too they have no effect."""
+    left = draft.left
+    own = {"oft": ("oft_", "module_dropout"), "vera": ("vera_",), "fourierft": ("fourier_",)}
+    others = tuple(prefix for name, prefixes in own.items() if name != kind for prefix in prefixes)
+    others += ("lora_",) if kind in TUNERS else ()
+    for key in [key for key in left if key.startswith(others)]:
+        del left[key]
+    if kind == "oft":
+        if left.pop("oft_rank", 0):
+            draft.lost.append("oft_rank: blocks of a layer there; here oft_block_size is the inputs of each, for every layer")
+        if left.get("oft_block_size") == 0:
+            del left["oft_block_size"]
+        if not left.get("module_dropout"):
+            left.pop("module_dropout", None)
 
 
 _WITH_MEDIA = ("sft", "osft", "distill", "dpo", "orpo", "simpo", "kto", "reward", "grpo", "rloo", "ppo")
@@ -414,22 +435,23 @@ def _targets(draft: Draft) -> None:
         del left["lora_target_modules"]  # linear layers, which are in anyway
     elif every and named and named not in ("all-linear", ["all-linear"]):
         draft.lose("lora_target_modules", "every linear layer gets an adapter; for others give modules_to_save")
-    if left.get("lora_target") == "all" or left.get("lora_target_modules") in ("all-linear", ["all-linear"]):
+    kinds = ("lora_target", "oft_target", "lora_target_modules", "target_modules")
+    if any(left.get(key) in ("all", "all-linear", ["all-linear"]) for key in kinds):
         every = True
-        left.pop("lora_target", None)
-        left.pop("lora_target_modules", None)
+        for key in kinds:
+            left.pop(key, None)
     if every:
         draft.found["target_modules"] = None  # so that no default of the other library takes its place
-    for key in ("lora_target_modules", "lora_target"):
+    for key in ("lora_target_modules", "lora_target", "oft_target"):
         pattern = left.get(key)
         if isinstance(pattern, str) and re.search(r"[\\(|+^$]|\.\*", pattern):
-            if key == "lora_target":
+            if key != "lora_target_modules":
                 draft.lose(
                     key, "parts of names there too, in a list, so that a regular expression fits none: re: begins one here"
                 )
                 draft.found["target_modules"] = None
             else:
                 left[key] = [f"re:{pattern}"]  # of whole names, as in PEFT
-    for key in ("lora_target", "additional_target"):
+    for key in ("lora_target", "oft_target", "additional_target"):
         if isinstance(left.get(key), str):
             left[key] = [name.strip() for name in left[key].split(",")]
