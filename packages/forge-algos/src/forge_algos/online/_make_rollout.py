@@ -150,7 +150,7 @@ def make_rollout(
 
     prompt_ids = tuple(np.asarray(prompt.input_ids, np.int32) for prompt in prompts)
     # With the KL in the reward, masked completions are measured too: they are part of the baseline of the others.
-    weighed = masked & (settings.credit == "leave_one_out" and settings.kl_weight > 0)
+    weighed = counted & ~trained & (_rewards_kl(settings) and settings.kl_weight > 0)
     nothing = np.zeros_like(masked)
     alike = beginnings_of(prompt_ids, least_prefix=least_prefix, collate=collate)
     steps = [
@@ -396,6 +396,11 @@ def _trained(
     if not settings.mask_truncated:
         return found, np.zeros_like(found)
     return found & finished, found & ~finished & (settings.policy.unit == "completions")
+
+
+def _rewards_kl(settings: OnlineSettings) -> bool:
+    """Whether a completion's KL is part of a reward that others are compared with."""
+    return settings.kl_in_reward if isinstance(settings, GRPOSettings) else settings.credit == "leave_one_out"
 
 
 def _share_kept(settings: OnlineSettings) -> float:
