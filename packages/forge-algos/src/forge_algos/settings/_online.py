@@ -73,8 +73,8 @@ class OnlineSettings:
     num_iterations: int = attrs.field(default=1, validator=number(kind=int, low=1))
     """Number of passes over each rollout."""
     reward: tuple[str, ...] = attrs.field(default=(), converter=as_tuple, validator=check_rewards)
-    """Functions that reward a completion, as "package.module:function";
-    their weighted sum is the reward."""
+    """Functions that reward a completion, as "package.module:function" or "file.py:function";
+    their weighted sum is the reward. verl's `compute_score` and OpenRLHF's `reward_func` are called as there."""
     reward_weights: tuple[float, ...] | None = attrs.field(
         default=None, converter=as_tuple, validator=attrs.validators.optional(check_weights)
     )
