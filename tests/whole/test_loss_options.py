@@ -24,6 +24,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("grpo", {"loss_type": "luspo", "off_policy_mask_threshold": 1e-3}),
     ("grpo", {"top_entropy_quantile": 0.3, "entropy_coef": 0.5}),
     ("grpo", {"loss_type": "vespo"}),
+    ("grpo", {"loss_type": "gmpo"}),
+    ("grpo", {"baseline": "none", "whiten": True, "kl_in_reward": True}),
     ("grpo", {"use_adaptive_entropy": True, "entropy_target": 9.0, "entropy_coef_delta": 0.3, "top_entropy_quantile": 0.5}),
 ]
 

@@ -175,6 +175,9 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         },
         "num_generations": ({}, 3, 2),
         "scale_rewards": ({}, "group", "none"),
+        "baseline": ({"scale_rewards": "none"}, "mean", "length"),
+        "whiten": ({"scale_rewards": "none"}, False, True),
+        "kl_in_reward": ({"kl_weight": 5.0}, False, True),
         "multi_objective_aggregation": ({}, "sum_then_normalize", "normalize_then_sum"),
         "kl_weight": ({}, 0.05, 0.5),
         "reference": (AT_ONCE, "initial", {"reference": "moving", "reference_sync_steps": 1}),
@@ -205,6 +208,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "value_weight": ({}, 0.1, 1.0),
         "value_clip": ({"learning_rate": 1e-1}, 0.2, 0.001),
         "whiten": ({}, True, False),
+        "dual_clip": ({"learning_rate": 1e-1, "num_iterations": 2, "num_generations": 2, "clip": 0.01}, None, 1.02),
     },
 }
 PAIRS = [(verb, name) for verb, cases in CASES.items() for name in cases]

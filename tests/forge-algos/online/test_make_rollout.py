@@ -143,6 +143,42 @@ def test_rloo_has_the_kl_in_the_reward():
         np.testing.assert_allclose(made.advantages[starts[i] : starts[i + 1]], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("cut_off", [False, True])
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "length", "none"])
+def test_credit_of_verls_estimators(baseline, cut_off):
+    """The KL in the reward, another baseline, whitening: as verl's `apply_kl_penalty` and its estimators do one by one.
+
+    Without a baseline a token's return is the reward less the penalties from it on (REINFORCE++).
+    """
+    settings = GRPOSettings(
+        num_generations=3, max_new_tokens=6, kl_weight=0.1, kl_in_reward=True, baseline=baseline, whiten=True,
+        mask_truncated=cut_off,
+    )  # fmt: skip
+    made = rollout(policy(), settings, reference=digit_model(2, size=0.3))
+    k1 = np.split(0.1 * (made.old_logps - made.ref_logps).astype(np.float64), made.starts[1:-1])
+    returns = []
+    for i in range(18):
+        own = [j for j in range(18) if made.groups[j] == made.groups[i]]
+        total = {j: float(made.rewards[j]) - k1[j].sum() for j in own}
+        length = {j: len(k1[j]) for j in own}
+        less = {
+            "mean": sum(total.values()) / 3,
+            "leave_one_out": sum(total[j] for j in own if j != i) / 2,
+            "length": sum(total[j] * length[j] for j in own) / sum(length.values()),
+        }
+        if baseline == "none":
+            returns.append([float(made.rewards[i]) - k1[i][t:].sum() for t in range(length[i])])
+        else:
+            returns.append([total[i] - less[baseline]] * length[i])
+    of_tokens = np.concatenate(returns)
+    kept = np.repeat(made.trained, made.lengths)
+    assert kept.all() != cut_off
+    expected = (of_tokens - of_tokens[kept].mean()) / of_tokens[kept].std(ddof=1)
+    np.testing.assert_allclose(made.advantages, np.where(kept, expected, 0), rtol=1e-4, atol=1e-4)
+    (batch,) = next(iter(rollout_batches(made, max_tokens=500)))
+    assert GRPO(settings).loss_options(batch, CPU)["ref_logps"] is None, "the KL is in no loss besides"
+
+
 def test_rloo_normalizes_the_advantages_of_what_counts():
     """To mean 0 and deviation 1, of all that is scored, or left after `on_equal_rewards=skip`, cut off and masked ones too."""
     own = {"num_generations": 3, "max_new_tokens": 3, "kl_weight": 0.0, "mask_truncated": True, "on_equal_rewards": "skip"}

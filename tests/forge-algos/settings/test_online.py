@@ -24,6 +24,13 @@ def test_what_advantages_are_divided_by(loss, given, scale):
     assert GRPOSettings(loss_type=loss, scale_rewards=given).scale == scale
 
 
+@pytest.mark.parametrize("given", [{"whiten": True}, {"baseline": "leave_one_out"}, {"baseline": "none"}])
+def test_nothing_is_divided_by_twice(given):
+    """Whitened advantages, and those of another baseline, are divided by no group's deviation unless asked."""
+    assert GRPOSettings(**given).scale == "none"
+    assert GRPOSettings(**given, scale_rewards="group").scale == "group"
+
+
 def test_one_name_is_a_list_of_one():
     """A single name becomes a list, as a command line gives it."""
     assert GRPOSettings(reward="a:f", reward_weights=2).reward == ("a:f",)
@@ -96,6 +103,30 @@ def test_one_name_is_a_list_of_one():
         ),
         (GRPOSettings, {"sapo_temperature_neg": 2.0}, "sapo_temperature_neg=2.0 has no effect with loss_type='dapo'"),
         (GRPOSettings, {"loss_type": "cispo", "dual_clip": 9.0}, "dual_clip has no effect with loss_type='cispo'"),
+        (GRPOSettings, {"loss_type": "gmpo", "dual_clip": 9.0}, "dual_clip has no effect with loss_type='gmpo'"),
+        (
+            GRPOSettings,
+            {"loss_type": "gmpo", "importance_sampling_level": "token"},
+            "importance_sampling_level='token' has no effect with loss_type='gmpo', whose ratio is a completion's",
+        ),
+        (PPOSettings, {"dual_clip": 1.2}, r"dual_clip=1.2 must be above 1 \+ clip_high, 1.2 here"),
+        (GRPOSettings, {"kl_in_reward": True}, "kl_in_reward=True has no effect with kl_weight=0"),
+        (
+            GRPOSettings,
+            {"kl_in_reward": True, "kl_weight": 0.1, "kl_estimator": "unbiased"},
+            "kl_estimator='unbiased' has no effect with kl_in_reward=True",
+        ),
+        (GRPOSettings, {"whiten": True, "scale_rewards": "batch"}, "scale_rewards='batch' has no effect with whiten=True"),
+        (
+            GRPOSettings,
+            {"kl_in_reward": True, "kl_weight": 0.1, "baseline": "none", "loss_type": "gspo"},
+            "loss_type='gspo' weighs whole completions: choose another loss_type, or another baseline",
+        ),
+        (
+            GRPOSettings,
+            {"whiten": True, "multi_objective_aggregation": "normalize_then_sum"},
+            "whiten=True has no effect with multi_objective_aggregation='normalize_then_sum'",
+        ),
         (GRPOSettings, {"kl_estimator": "unbiased"}, "kl_estimator='unbiased' has no effect with kl_weight=0"),
         (GRPOSettings, {"reference": "moving"}, "reference='moving' has no effect with kl_weight=0, which reads no reference"),
         (RLOOSettings, {"reference": "moving", "kl_weight": 0.0}, "reference='moving' has no effect with kl_weight=0"),

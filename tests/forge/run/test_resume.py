@@ -52,7 +52,7 @@ def test_a_state_of_before_matches() -> None:
     added = {field.name for verb in VERBS for _, field in flat_fields(task_of(verb).settings)} - FIRST
     added -= _FREE | {*_LENGTH, "backend"}
     # Other verbs had these before, with other values; those of the online verbs and of kto are new.
-    added |= {"reference", "loss_type"}
+    added |= {"reference", "loss_type", "whiten", "dual_clip"}
     assert added == set(ADDED), "a setting that is new needs an entry in ADDED, or no run of before resumes"
     values = as_values(settings())
     assert {name: values.get(name, ADDED[name]) for name in ADDED} == ADDED, "a default of before is the default"

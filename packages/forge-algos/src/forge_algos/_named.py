@@ -1,14 +1,18 @@
 """Name of a function or class of somebody else's module → the object itself."""
 
 import importlib
+import importlib.util
+import sys
 import traceback
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from forge_algos._errors import RewardError
 
 
 def load_named(name: str, *, setting: str, wanted: str) -> tuple[Any, str]:
-    """Import what "package.module:name" names; return it, and its name within the module.
+    """Import what "package.module:name" or "file.py:name" names; return it, and its name within the module.
 
     Args:
         name: as it was given.
@@ -20,14 +24,14 @@ def load_named(name: str, *, setting: str, wanted: str) -> tuple[Any, str]:
     """
     module_name, colon, path = name.partition(":")
     if not module_name or not colon or not path:
-        raise RewardError(f"{setting} {name!r}: a {wanted.lower()} is named as 'package.module:{wanted}'")
+        raise RewardError(f"{setting} {name!r}: a {wanted.lower()} is named as 'package.module:{wanted}' or 'file.py:{wanted}'")
+    is_file = module_name.endswith(".py")
+    if is_file and not Path(module_name).expanduser().is_file():
+        raise RewardError(f"{setting} {name!r}: there is no file {module_name}, seen from {Path.cwd()}")
     try:
-        found: Any = importlib.import_module(module_name)
+        found: Any = _of_file(module_name) if is_file else importlib.import_module(module_name)
     except ImportError as error:
-        advice = "is its folder on PYTHONPATH?"
-        if module_name.endswith(".py"):
-            plain = module_name.removesuffix(".py").rpartition("/")[2]
-            advice = f"a module is named without .py and folders: '{plain}:{path}', with the folder of the file on PYTHONPATH"
+        advice = "what it imports must be installed, or its folder on PYTHONPATH" if is_file else "is its folder on PYTHONPATH?"
         raise RewardError(f"{setting} {name!r}: the module cannot be imported ({error}); {advice}") from error
     except (Exception, SystemExit) as error:  # whatever a user's module may raise, a script that ends itself among them
         what = f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -45,3 +49,21 @@ def load_named(name: str, *, setting: str, wanted: str) -> tuple[Any, str]:
             raise RewardError(f"{setting} {name!r}: {module_name} has no {path}; it has {known}{note}")
         found = getattr(found, part)
     return found, path
+
+
+def _of_file(path: str) -> ModuleType:
+    """Import a file by its path, once; under its path, so that files of one name in two folders are two modules."""
+    name = str(Path(path).expanduser().resolve())
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, name)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no file of Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs, as import does: a dataclass looks its own module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

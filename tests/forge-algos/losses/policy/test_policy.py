@@ -19,6 +19,7 @@ from forge_algos.losses import (
     kl,
     policy_gradient,
     value,
+    whitened,
 )
 
 KINDS = sorted(POLICY_KINDS)
@@ -66,6 +67,11 @@ def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight, *, est
             rho = torch.exp(sum(new[t] for t in tokens) - sum(old[t] for t in tokens))
             terms.append(-clipped(rho, advantage))
             continue
+        if kind == "gmpo":
+            held = [min(new[t] - old[t], high) if advantage > 0 else max(new[t] - old[t], -low) for t in tokens]
+            rho = torch.exp(sum(torch.as_tensor(each) for each in held) / length)
+            terms.append(-rho * advantage + sum(penalty(t) for t in tokens) / length)
+            continue
         if kind in ("gspo", "luspo"):
             rho = torch.exp(sum(new[t] - old[t] for t in tokens) / length)
             term = -clipped(rho, advantage) + sum(penalty(t) for t in tokens) / length
@@ -105,7 +111,7 @@ def test_is_the_papers_formula(kind, B, seed, high, kl_weight, estimator, most):
     """Every term and gradient of each kind is the formula's, on both sides of the clip."""
     new, old, ref, advantages, lengths = rollout(B, seed)
     kl_weight = 0.0 if kind == "rloo" else kl_weight
-    most = None if kind in ("cispo", *UNBOUNDED) else most
+    most = None if kind in ("cispo", "gmpo", *UNBOUNDED) else most
     bounds = {} if kind in UNBOUNDED else {"clip": 0.2, "clip_high": high, "dual_clip": most}
     extra = {"ref_logps": ref, "kl_weight": kl_weight, "kl_estimator": estimator} if kl_weight else {}
     terms = policy_gradient(new, old, advantages, lengths, **bounds, **extra, **settings_for(kind))
@@ -227,7 +233,7 @@ def test_on_policy_is_the_policy_gradient(kind):
     assert terms.stats["clipped_low"] == terms.stats["clipped_high"] == terms.stats["approx_kl"] == 0
     (grad,) = torch.autograd.grad(terms.sum, new)
     sizes = torch.tensor(lengths)
-    divisors = {"grpo": sizes, "gspo": sizes, "sapo": sizes, "dr_grpo": torch.full_like(sizes, 7)}.get(
+    divisors = {"grpo": sizes, "gspo": sizes, "gmpo": sizes, "sapo": sizes, "dr_grpo": torch.full_like(sizes, 7)}.get(
         kind, torch.ones_like(sizes)
     )
     torch.testing.assert_close(grad, -(advantages / divisors).repeat_interleave(sizes))
@@ -466,6 +472,11 @@ T3, B2 = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([1.0, -1.0])
         ),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], dual_clip=1.1), "dual_clip: a finite number above 1.2"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="cispo", dual_clip=9.0), "'cispo' bounds its weights by clip_high"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="gmpo", dual_clip=9.0), "'gmpo' bounds its weights by clip_high"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="gmpo", ratio="token"), "ratio='token': 'gmpo' clips tokens"),
+        (lambda: group_advantages(B2, [0, 0], baseline="length"), "lengths: the tokens of each of 2 samples are wanted"),
+        (lambda: group_advantages(B2, [0, 0], baseline="length", lengths=[1]), "of each of 2 samples are wanted, not list"),
+        (lambda: whitened(B2, [1, -1]), "lengths: the tokens of each of 2 samples are wanted"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="sapo", clip=0.1), "clip=0.1: 'sapo' clips nothing"),
         (
             lambda: policy_gradient(T3, T3, B2, [1, 2], temperatures=(1.0, 2.0)),

@@ -162,7 +162,7 @@ def test_rewards_are_weighted_sums_of_what_is_scored():
     [
         ("math", "named as 'package.module:function'"),
         ("nowhere.at_all:f", "cannot be imported"),
-        ("/there/rewards.py:correct", "named without .py and folders: 'rewards:correct', with the folder"),
+        ("there/rewards.py:correct", "there is no file there/rewards.py, seen from /"),
         ("math:squareroot", "math has no squareroot; it has acos"),
         ("math:pi", "no function but float"),
     ],
@@ -188,6 +188,22 @@ def test_a_module_that_raises(text, message, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "broken", raising=False)
     with pytest.raises(RewardError, match=message):
         load_reward("broken:f")
+
+
+def test_a_function_of_a_file(tmp_path, monkeypatch):
+    """Named by its path, from the folder one is in or whole, and read once; what it imports must be there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.py").write_text(
+        "import attrs\n\n@attrs.frozen\nclass One:\n    x: 'int' = 1\n\ndef f(prompts, completions): ...\n"
+    )
+    (tmp_path / "lacks.py").write_text("import nowhere_at_all\n")
+    assert load_reward("here.py:f") is load_reward(f"{tmp_path}/here.py:f")
+    with pytest.raises(RewardError, match=r"here\.py has no g; it has One, attrs, f"):
+        load_reward("here.py:g")
+    with pytest.raises(RewardError, match="'nowhere_at_all'.; what it imports must be installed"):
+        load_reward("lacks.py:f")
+    with pytest.raises(RewardError, match="cannot be imported"):
+        load_reward("lacks.py:f")
 
 
 def test_async_functions_are_awaited():

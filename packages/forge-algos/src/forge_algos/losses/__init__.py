@@ -14,7 +14,7 @@ from forge_algos.losses._token_logps import token_logps
 from forge_algos.losses._triplet import batch_all_triplet
 from forge_algos.losses.distillation._aligned import SharedTokens, aligned_distillation
 from forge_algos.losses.distillation._distillation import distillation
-from forge_algos.losses.policy._advantages import Advantages, decoupled_advantages, gae, group_advantages
+from forge_algos.losses.policy._advantages import Advantages, decoupled_advantages, gae, group_advantages, whitened
 from forge_algos.losses.policy._policy import policy_gradient, value
 from forge_algos.losses.preference._dpo import dpo, wpo_weights
 from forge_algos.losses.preference._kto import kto
@@ -50,5 +50,6 @@ __all__ = [
     "simpo",
     "token_logps",
     "value",
+    "whitened",
     "wpo_weights",
 ]

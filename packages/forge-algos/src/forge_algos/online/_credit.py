@@ -12,12 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forge_algos.losses import decoupled_advantages, gae, group_advantages, kl
-from forge_algos.losses.policy._advantages import EPSILON
+from forge_algos.losses import decoupled_advantages, gae, group_advantages, kl, whitened
+from forge_algos.losses.policy._advantages import EPSILON, WHITE
 
 Floats = NDArray[np.float32]
-_WHITE = 1e-8
-"""Added to the deviation that advantages are divided by, as in TRL's and OpenAI's code."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -95,13 +93,17 @@ def advantages_of(
     )
     found, returns = CREDITS[settings.credit](settings, scored)
     if returns is None:
-        found = np.where(np.repeat(trained, lengths), np.repeat(found, lengths), 0).astype(np.float32)
+        of_tokens = found if len(found) == len(old_logps) else np.repeat(found, lengths)
+        found = np.where(np.repeat(trained, lengths), of_tokens, 0).astype(np.float32)
     return found, returns
 
 
 def group(settings: Any, scored: Scored) -> tuple[Floats, None]:
-    """Subtract each group's mean reward, and divide by a deviation (GRPO);
+    """Subtract each group's baseline from its rewards, divide by a deviation (GRPO), whiten if asked;
     of each reward by itself with multi_objective_aggregation="normalize_then_sum" (GDPO).
+
+    With `kl_in_reward` a completion's reward is less Σ k1 · kl_weight over its tokens. Where there is no baseline an advantage
+    is a token's, less the penalties from it on, as REINFORCE++ has it.
     """
     rewards, groups = torch.from_numpy(scored.rewards), torch.from_numpy(scored.groups)
     if settings.decoupled:
@@ -112,23 +114,45 @@ def group(settings: Any, scored: Scored) -> tuple[Floats, None]:
         # A penalty is a number for each completion, also for one that no reward could score.
         each[:, rewards.isnan()] = torch.nan
         return decoupled_advantages(each, groups, weights=weights, among=torch.from_numpy(scored.counted)).numpy(), None
-    return group_advantages(rewards, groups, scale=settings.scale).numpy(), None
+    lengths, of_tokens = torch.from_numpy(scored.lengths), settings.kl_in_reward and settings.baseline == "none"
+    if settings.kl_in_reward and not of_tokens:
+        rewards = torch.from_numpy((scored.rewards - _penalties(scored)).astype(np.float32))
+    found = group_advantages(rewards, groups, baseline=settings.baseline, scale=settings.scale, lengths=lengths).numpy()
+    if of_tokens:
+        found, lengths = _from_each_token(found, scored), torch.ones(len(scored.penalty), dtype=torch.int64)
+    if settings.whiten:
+        trained = np.repeat(scored.trained, scored.lengths) if of_tokens else scored.trained
+        found = found.copy()
+        found[trained] = whitened(torch.from_numpy(found[trained]), lengths[torch.from_numpy(trained)]).numpy()
+    return found, None
+
+
+def _penalties(scored: Scored) -> NDArray[np.float64]:
+    """Sum the penalty of each completion: float64[B]."""
+    lengths, penalty = scored.lengths, scored.penalty.astype(np.float64)
+    return np.add.reduceat(penalty, lengths.cumsum() - lengths) if len(lengths) else np.zeros(0)
+
+
+def _from_each_token(advantages: Floats, scored: Scored) -> Floats:
+    """Subtract from each completion's advantage the penalties from a token on: float32[M]."""
+    penalty = np.nan_to_num(scored.penalty.astype(np.float64))  # of completions that are not trained on
+    through, ends = penalty.cumsum(), scored.lengths.cumsum() - 1
+    rest = np.repeat(through[ends], scored.lengths) - through + penalty if len(ends) else penalty
+    return (np.repeat(advantages, scored.lengths) - rest).astype(np.float32)
 
 
 def leave_one_out(settings: Any, scored: Scored) -> tuple[Floats, None]:
     """Subtract the mean of the others of its group from each penalised reward (RLOO).
     The penalty is Σ k1 · kl_weight over the completion; `normalize_advantages` scales the rest.
     """
-    lengths, penalty = scored.lengths, scored.penalty.astype(np.float64)
-    whole = np.add.reduceat(penalty, lengths.cumsum() - lengths) if len(lengths) else np.zeros(0)
     found = group_advantages(
-        torch.from_numpy((scored.rewards - whole).astype(np.float32)),
+        torch.from_numpy((scored.rewards - _penalties(scored)).astype(np.float32)),
         torch.from_numpy(scored.groups),
         baseline="leave_one_out",
         scale="none",
     ).numpy()
     # One that is scored alone in its group has no baseline, and an advantage of 0.
-    several = np.bincount(scored.groups, ~np.isnan(scored.rewards))[scored.groups] > 1 if len(lengths) else scored.counted
+    several = np.bincount(scored.groups, ~np.isnan(scored.rewards))[scored.groups] > 1 if len(found) else scored.counted
     among = found[scored.counted & several].astype(np.float64)
     if settings.normalize_advantages and len(among) > 1:
         found = np.where(several, (found - among.mean()) / (among.std(ddof=1) + EPSILON), 0).astype(np.float32)
@@ -152,7 +176,7 @@ def generalized(settings: Any, scored: Scored) -> tuple[Floats, Floats]:
     mine = found.advantages.numpy()
     if settings.whiten and len(mine) > 1:
         wide = mine.astype(np.float64)
-        mine = ((wide - wide.mean()) / (wide.std(ddof=1) + _WHITE)).astype(np.float32)
+        mine = ((wide - wide.mean()) / (wide.std(ddof=1) + WHITE)).astype(np.float32)
     advantages, returns = np.zeros_like(values), np.zeros_like(values)
     advantages[of_token], returns[of_token] = mine, found.returns.numpy()
     return advantages, returns

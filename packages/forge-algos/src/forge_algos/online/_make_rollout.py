@@ -19,6 +19,7 @@ from forge_algos.online._prompts import Prompt, check_arguments, check_completio
 from forge_algos.online._sampler_gap import gap_weights
 from forge_algos.online.environments._environment import ENVIRONMENT
 from forge_algos.online.environments._episodes import Episodes
+from forge_algos.online.rewards._foreign import PROMPT_TEXTS, QUERIES, SOLUTIONS, reads_of
 from forge_algos.online.rewards._reward_sum import Parts, RewardSum
 from forge_algos.online.rewards._rewards import Reward, RewardInputs, score
 from forge_algos.online.rollout._rollout import Rollout, equal_groups
@@ -40,6 +41,7 @@ def make_rollout(
     settings: OnlineSettings,
     rewards: Sequence[Reward],
     decode: Callable[[list[int]], str],
+    decode_whole: Callable[[list[int]], str] | None = None,
     max_tokens: int,
     max_keys: int | None = None,
     seed: int,
@@ -68,7 +70,8 @@ def make_rollout(
     which are read and not learned. Where a server sampled, its log-probabilities are compared with the model's: the gap is a
     figure of the rollout, and above the settings' limits it weighs the advantages, or is an error. `images` are those of
     prompts, by their numbers in `rows`; `sampler_media` are what the sampler is given of them in their place, such as
-    `forge_data.Unexpanded` for a `RemoteSampler`. `max_keys`, `least_prefix`, `collate`, `images`,
+    `forge_data.Unexpanded` for a `RemoteSampler`. `decode_whole` decodes special tokens too, which OpenRLHF's reward functions
+    read (`decode` by default). `max_keys`, `least_prefix`, `collate`, `images`,
     `join_media` and `layout` are as `rollout_batches` takes them, and must be the same there.
     """
     check_arguments(prompts, settings, rewards, reference, seed, max_tokens, episodic=episodes is not None)
@@ -117,7 +120,18 @@ def make_rollout(
                 failed = error
         raise_alike(failed, parallel, RolloutError("sampling failed on another rank; its message is in that rank's log"))
         check_completions(made, len(chosen) * each, settings.max_new_tokens)
-        scores = _score(made, mine, rows, settings, rewards, columns, decode, parallel, source, episodic=episodes is not None)
+        scores = _score(
+            made,
+            mine,
+            rows,
+            settings,
+            rewards,
+            columns,
+            (decode, decode_whole or decode),
+            parallel,
+            source,
+            episodic=episodes is not None,
+        )
         return made, scores
 
     reward = RewardSum(settings, {ENVIRONMENT: 1.0} | {one.name: one.weight for one in rewards})
@@ -150,7 +164,7 @@ def make_rollout(
 
     prompt_ids = tuple(np.asarray(prompt.input_ids, np.int32) for prompt in prompts)
     # With the KL in the reward, masked completions are measured too: they are part of the baseline of the others.
-    weighed = masked & (settings.credit == "leave_one_out" and settings.kl_weight > 0)
+    weighed = counted & ~trained & (_rewards_kl(settings) and settings.kl_weight > 0)
     nothing = np.zeros_like(masked)
     alike = beginnings_of(prompt_ids, least_prefix=least_prefix, collate=collate)
     steps = [
@@ -277,7 +291,7 @@ def _score(
     settings: OnlineSettings,
     rewards: Sequence[Reward],
     columns: set[str],
-    decode: Callable[[list[int]], str],
+    decoders: tuple[Callable[[list[int]], str], Callable[[list[int]], str]],
     parallel: Parallel,
     source: Callable[[int], str],
     *,
@@ -288,6 +302,7 @@ def _score(
     """
     each = len(completions) // max(1, len(prompts))
     asked = [prompt for prompt in prompts for _ in range(each)]
+    decode, decode_whole = decoders
     texts = [decode(completion.ids.tolist()) for completion in completions]
     inputs = RewardInputs(
         prompts=[prompt.prompt for prompt in asked],
@@ -298,6 +313,18 @@ def _score(
         columns={name: [prompt.columns.get(name) for prompt in asked] for name in sorted(columns)},
         rows=[row for row in rows for _ in range(each)],
         source=source,
+        texts={SOLUTIONS: texts}
+        | (
+            {
+                PROMPT_TEXTS: [decode_whole(prompt.input_ids.tolist()) for prompt in asked],
+                QUERIES: [
+                    decode_whole([*prompt.input_ids.tolist(), *one.ids.tolist()])
+                    for one, prompt in zip(completions, asked, strict=True)
+                ],
+            }
+            if any(QUERIES in reads.texts for reward in rewards if (reads := reads_of(reward.function)))
+            else {}
+        ),
     )
     failed: RewardError | None = None
     found: dict[str, NDArray[np.float32]] = {}
@@ -396,6 +423,11 @@ def _trained(
     if not settings.mask_truncated:
         return found, np.zeros_like(found)
     return found & finished, found & ~finished & (settings.policy.unit == "completions")
+
+
+def _rewards_kl(settings: OnlineSettings) -> bool:
+    """Whether a completion's KL is part of a reward that others are compared with."""
+    return settings.kl_in_reward if isinstance(settings, GRPOSettings) else settings.credit == "leave_one_out"
 
 
 def _share_kept(settings: OnlineSettings) -> float:

@@ -8,7 +8,25 @@ from typing import Any, ClassVar, Literal
 
 import attrs
 
-from forge_algos.settings._policy_kinds import GAMMA, GATE, POLICY_KINDS, GRPOLoss, Level, PolicyKind, Scale, grpo_kinds
+from forge_algos.settings._online_validators import (
+    as_tuple,
+    check_class,
+    check_range,
+    check_rewards,
+    check_url,
+    check_weights,
+)
+from forge_algos.settings._policy_kinds import (
+    GAMMA,
+    GATE,
+    POLICY_KINDS,
+    Baseline,
+    GRPOLoss,
+    Level,
+    PolicyKind,
+    Scale,
+    grpo_kinds,
+)
 from forge_algos.settings._validators import key_of, logits_divisor, number, one_of
 
 OnRewardError = Literal["stop", "skip"]
@@ -28,50 +46,6 @@ _above_or_none: Any = attrs.validators.optional(number(kind=float, above=True))
 
 _ADAPTIVE = ("entropy_target", "entropy_coef_delta", "entropy_coef_min", "entropy_coef_max")
 _GAMMA = ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")
-
-
-def _tuple(value: Any) -> Any:
-    return (value,) if isinstance(value, str | int | float) else tuple(value) if isinstance(value, list) else value
-
-
-def _check_rewards(_instance: Any, field: Any, value: Any) -> None:
-    if not isinstance(value, tuple) or not all(isinstance(name, str) for name in value):
-        raise TypeError(f"{field.name} must be a list of 'package.module:function', got {value!r}")
-    for name in value:
-        module, colon, function = name.partition(":")
-        if not module or not colon or not function:
-            raise ValueError(f"{field.name} must name functions as 'package.module:function', got {name!r}")
-    if len(set(value)) != len(value):
-        raise ValueError(f"{field.name} names a function twice: {value!r}; give it a larger weight instead")
-
-
-def _check_weights(_instance: Any, field: Any, value: Any) -> None:
-    if not isinstance(value, tuple):
-        raise TypeError(f"{field.name} must be a list of numbers, got {value!r}")
-    for weight in value:
-        number(kind=float, low=float("-inf"))(_instance, field, weight)
-
-
-def _check_range(_instance: Any, field: Any, value: Any) -> None:
-    _check_weights(_instance, field, value)
-    if len(value) != 2 or not value[0] < value[1]:
-        raise ValueError(f"{field.name} must be two numbers, the lesser first, got {list(value)}")
-
-
-def _check_class(_instance: Any, field: Any, value: Any) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"{field.name} must be 'package.module:Class', got {value!r}")
-    module, colon, name = value.partition(":")
-    if not module or not colon or not name:
-        raise ValueError(f"{field.name} must name a class as 'package.module:Class', got {value!r}")
-
-
-def _check_url(_instance: Any, field: Any, value: Any) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"{field.name} must be an address such as http://127.0.0.1:8000, got {value!r}")
-    kind, colon, rest = value.partition("://")
-    if kind not in ("http", "https") or not colon or not rest.strip("/"):
-        raise ValueError(f"{field.name} must be an address such as http://127.0.0.1:8000, got {value!r}")
 
 
 def _check_form(_instance: Any, field: Any, value: Any) -> None:
@@ -98,11 +72,11 @@ class OnlineSettings:
     """Share of the trained weights that reference=moving then takes on, above 0; 1 makes it a copy of them."""
     num_iterations: int = attrs.field(default=1, validator=number(kind=int, low=1))
     """Number of passes over each rollout."""
-    reward: tuple[str, ...] = attrs.field(default=(), converter=_tuple, validator=_check_rewards)
-    """Functions that reward a completion, as "package.module:function";
-    their weighted sum is the reward."""
+    reward: tuple[str, ...] = attrs.field(default=(), converter=as_tuple, validator=check_rewards)
+    """Functions that reward a completion, as "package.module:function" or "file.py:function";
+    their weighted sum is the reward. verl's `compute_score` and OpenRLHF's `reward_func` are called as there."""
     reward_weights: tuple[float, ...] | None = attrs.field(
-        default=None, converter=_tuple, validator=attrs.validators.optional(_check_weights)
+        default=None, converter=as_tuple, validator=attrs.validators.optional(check_weights)
     )
     """Weight of each of `reward`, and then of the reward model where there is one;
     1 for each by default."""
@@ -111,7 +85,7 @@ class OnlineSettings:
     )
     """Sequence classification model with one label, whose score is a further reward."""
     reward_clip_range: tuple[float, float] | None = attrs.field(
-        default=None, converter=_tuple, validator=attrs.validators.optional(_check_range)
+        default=None, converter=as_tuple, validator=attrs.validators.optional(check_range)
     )
     """Least and greatest number that the rewards of a completion may add up to,
     before penalties and the KL; by default they are not bounded."""
@@ -121,7 +95,7 @@ class OnlineSettings:
     reward_timeout: float | None = attrs.field(default=None, validator=_above_or_none)
     """Seconds that a call of a reward function may take; null waits for ever.
     A call beyond it is an error, which `on_reward_error` treats as any other."""
-    env: str | None = attrs.field(default=None, validator=attrs.validators.optional(_check_class))
+    env: str | None = attrs.field(default=None, validator=attrs.validators.optional(check_class))
     """Environment that answers the model's turns, as "package.module:Class" with `reset` and
     `step`; what it gives over an episode is a further reward."""
     max_turns: int = attrs.field(default=8, validator=number(kind=int, low=1))
@@ -132,7 +106,7 @@ class OnlineSettings:
     sampler: SamplerKind = attrs.field(default="transformers", validator=one_of(SamplerKind))
     """What samples completions: the trained model itself ("transformers"), or a server of
     vLLM or SGLang that runs in an environment of its own."""
-    sampler_url: str | None = attrs.field(default=None, validator=attrs.validators.optional(_check_url))
+    sampler_url: str | None = attrs.field(default=None, validator=attrs.validators.optional(check_url))
     """Address of the server, such as http://127.0.0.1:8000; it must see the run directory,
     from which it reads the weights."""
     sampler_timeout: float = attrs.field(default=600.0, validator=number(kind=float, above=True))
@@ -245,6 +219,13 @@ class OnlineSettings:
                 raise ValueError(f"{name}={getattr(self, name)!r} has no effect {why}; leave it out")
 
 
+def _check_dual_clip(settings: OnlineSettings, dual_clip: float | None) -> None:
+    """Raise ValueError where the bound lies below where the ratio is clipped anyway."""
+    _, high = settings.policy.bounds(settings.clip, settings.clip_high)
+    if dual_clip is not None and dual_clip <= 1 + high:
+        raise ValueError(f"dual_clip={dual_clip} must be above 1 + clip_high, {1 + high:g} here")
+
+
 @attrs.frozen(kw_only=True)
 class GroupSettings(OnlineSettings):
     """Settings of the methods that compare the completions of a prompt: GRPO and RLOO."""
@@ -291,7 +272,8 @@ class GRPOSettings(GroupSettings):
     """What is averaged: completions' means over their tokens ("grpo"),
     their sums over max_new_tokens ("dr_grpo", arXiv 2503.20783), all tokens of the step ("dapo", arXiv 2503.14476); or
     completions with one ratio each ("gspo", arXiv 2507.18071), times their length ("luspo", arXiv 2602.05261); or tokens
-    weighed by a bounded ratio ("cispo", arXiv 2506.13585); or completions' means where a sigmoid stands for the clip ("sapo",
+    weighed by a bounded ratio ("cispo", arXiv 2506.13585); or completions whose ratio is made of bounded ratios of their tokens
+    ("gmpo", arXiv 2507.20673); or completions' means where a sigmoid stands for the clip ("sapo",
     arXiv 2511.20347); or tokens weighed by a smooth function of their completion's ratio ("vespo", arXiv 2602.10693)."""
     importance_sampling_level: Level | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Level)))
     """Whose ratio to the policy that sampled it is: each token's own ("token"), or a completion's, the geometric mean of its
@@ -339,7 +321,15 @@ class GRPOSettings(GroupSettings):
     """Number of completions of each prompt: a group, within which rewards are compared."""
     scale_rewards: Scale | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Scale)))
     """Divisor of the advantages: the standard deviation of the group's rewards ("group"),
-    of the rollout's ("batch"), or "none". By default the group's, and none for dr_grpo."""
+    of the rollout's ("batch"), or "none". By default the group's, and none for dr_grpo, with `whiten`, or with another baseline
+    than the mean."""
+    baseline: Baseline = attrs.field(default="mean", validator=one_of(Baseline))
+    """What is subtracted from a reward: the mean of its group ("mean"), of the group's
+    others ("leave_one_out"), of the group by number of tokens ("length", OPO, arXiv 2505.23585), or nothing ("none",
+    REINFORCE++, arXiv 2501.03262)."""
+    whiten: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
+    """Whether a rollout's advantages are scaled to mean 0 and deviation 1 over its tokens
+    (REINFORCE++, arXiv 2501.03262)."""
     multi_objective_aggregation: Aggregation = attrs.field(default="sum_then_normalize", validator=one_of(Aggregation))
     """How several rewards become one advantage: their weighted sum is normalised
     ("sum_then_normalize"), or each is normalised within its group, and then their weighted sum over the rollout
@@ -347,6 +337,9 @@ class GRPOSettings(GroupSettings):
     kl_weight: float = attrs.field(default=0.0, validator=number(kind=float))
     """Weight of the KL divergence from the reference, a part of the loss;
     0 needs no reference."""
+    kl_in_reward: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
+    """Whether that divergence (k1, summed over a completion) is subtracted from the reward, and
+    no part of the loss; with baseline=none from each token's, from that token on."""
     kl_estimator: KLEstimator = attrs.field(default="k3", validator=one_of(KLEstimator))
     """Estimate of that divergence: k3 of each token ("k3"), or k3 weighed by the ratio,
     whose gradient is that of the true divergence ("unbiased", DeepSeek-V3.2)."""
@@ -366,21 +359,33 @@ class GRPOSettings(GroupSettings):
                 f"entropy_coef={self.entropy_coef} is where use_adaptive_entropy begins: a weight from "
                 f"entropy_coef_min={self.entropy_coef_min} to entropy_coef_max={self.entropy_coef_max} is wanted"
             )
+        self._check_credit()
         decoupled = f"with multi_objective_aggregation={self.multi_objective_aggregation!r}"
-        self._check_alone(self.decoupled, ("scale_rewards",), f"{decoupled}, which divides by deviations of its own")
+        named = ("scale_rewards", "baseline", "whiten", "kl_in_reward")
+        self._check_alone(self.decoupled, named, f"{decoupled}, which divides by deviations of its own")
         self._check_alone(self.decoupled, ("reward_clip_range",), f"{decoupled}, which adds up no rewards as they are")
         form = f"with loss_type={self.loss_type!r}"
         self._check_alone(not kind.bounded, ("clip", "clip_high", "dual_clip"), f"{form}, which clips nothing")
         self._check_alone(kind.clipped != "gate", ("sapo_temperature_pos", "sapo_temperature_neg"), form)
         self._check_alone(kind.clipped != "gamma", _GAMMA, form)
-        self._check_alone(kind.clipped == "gamma", ("importance_sampling_level",), f"{form}, whose ratio is a completion's")
-        if self.dual_clip is None:
-            return
-        _, high = kind.bounds(self.clip, self.clip_high)
-        if kind.clipped == "weight":
+        own_ratio = kind.clipped in ("gamma", "tokens")
+        self._check_alone(own_ratio, ("importance_sampling_level",), f"{form}, whose ratio is a completion's")
+        if self.dual_clip is not None and kind.clipped in ("weight", "tokens"):
             raise ValueError(f"dual_clip has no effect with loss_type={self.loss_type!r}, whose ratio clip_high bounds")
-        if self.dual_clip <= 1 + high:
-            raise ValueError(f"dual_clip={self.dual_clip} must be above 1 + clip_high, {1 + high:g} here")
+        _check_dual_clip(self, self.dual_clip)
+
+    def _check_credit(self) -> None:
+        """Refuse combinations of baseline, scale, whitening and the place of the KL."""
+        if self.kl_in_reward and not self.kl_weight:
+            raise ValueError("kl_in_reward=True has no effect with kl_weight=0; set a weight, or leave it out")
+        self._check_alone(self.kl_in_reward, ("kl_estimator",), "with kl_in_reward=True, which subtracts k1")
+        if self.whiten and self.scale == "batch":
+            raise ValueError("scale_rewards='batch' has no effect with whiten=True, which divides by another deviation")
+        if self.kl_in_reward and self.baseline == "none" and not self.policy.per_token:
+            raise ValueError(
+                f"kl_in_reward=True with baseline='none' gives each token an advantage of its own, and loss_type="
+                f"{self.loss_type!r} weighs whole completions: choose another loss_type, or another baseline"
+            )
 
     @property
     def kind(self) -> str:
@@ -416,7 +421,8 @@ class GRPOSettings(GroupSettings):
     @property
     def scale(self) -> Scale:
         """`scale_rewards`, or the default of the loss type."""
-        return self.scale_rewards or POLICY_KINDS[self.loss_type].scale
+        plain = self.whiten or self.baseline != "mean"
+        return self.scale_rewards or ("none" if plain else POLICY_KINDS[self.loss_type].scale)
 
 
 @attrs.frozen(kw_only=True)
@@ -464,3 +470,10 @@ class PPOSettings(OnlineSettings):
     null does not clip."""
     whiten: bool = attrs.field(default=True, validator=attrs.validators.instance_of(bool))
     """Whether a rollout's advantages are scaled to mean 0 and deviation 1."""
+    dual_clip: float | None = attrs.field(default=None, validator=_above_or_none)
+    """What the ratio counts at most where the advantage is negative, above 1 + clip_high;
+    by default it has no bound there (arXiv 1912.09729)."""
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        _check_dual_clip(self, self.dual_clip)

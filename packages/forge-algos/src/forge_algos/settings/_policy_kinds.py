@@ -11,8 +11,9 @@ import attrs
 Ratio = Literal["token", "sequence_sum", "sequence_mean"]
 Level = Literal["token", "sequence"]
 Reduce = Literal["tokens", "mean", "sum", "max_length"]
-Clipped = Literal["objective", "weight", "gate", "gamma"]
+Clipped = Literal["objective", "weight", "tokens", "gate", "gamma"]
 Scale = Literal["group", "batch", "none"]
+Baseline = Literal["mean", "leave_one_out", "length", "none"]
 
 
 @attrs.frozen(kw_only=True)
@@ -33,7 +34,8 @@ class PolicyKind:
     become ("max_length")."""
     clipped: Clipped = "objective"
     """What is clipped: the ratio in the objective, whose gradient ends there
-    ("objective"), or the ratio as a weight without gradient of A · log π ("weight"); or nothing is, and a sigmoid of the ratio
+    ("objective"), or the ratio as a weight without gradient of A · log π ("weight"), or the log-ratio of each token, of which
+    the completion's is the mean ("tokens"); or nothing is, and a sigmoid of the ratio
     stands in its place, whose gradient fades on both sides of 1 ("gate"), or its weight without gradient of A · log π is one
     that falls on both sides of 1, the density of a Gamma distribution ("gamma")."""
     clip: tuple[float | None, float] = (0.2, 0.2)
@@ -61,7 +63,7 @@ class PolicyKind:
     @property
     def bounded(self) -> bool:
         """Whether the ratio is clipped by bounds at all."""
-        return self.clipped in ("objective", "weight")
+        return self.clipped in ("objective", "weight", "tokens")
 
     @property
     def unit(self) -> str:
@@ -80,6 +82,7 @@ POLICY_KINDS: dict[str, PolicyKind] = {
     "dapo": PolicyKind(ratio="token", reduce="tokens", grpo=True),  # arXiv 2503.14476, equation 8
     "gspo": PolicyKind(ratio="sequence_mean", reduce="mean", grpo=True, clip=(3e-4, 4e-4)),  # arXiv 2507.18071, eqs 5 to 7
     "luspo": PolicyKind(ratio="sequence_mean", reduce="sum", grpo=True, clip=(3e-4, 4e-4)),  # arXiv 2602.05261; GSPO's clip
+    "gmpo": PolicyKind(ratio="sequence_mean", reduce="mean", clipped="tokens", grpo=True, clip=(0.4, 0.4)),  # arXiv 2507.20673
     "cispo": PolicyKind(  # arXiv 2506.13585, equations 4 and 5; the bound of arXiv 2510.13786
         ratio="token", reduce="tokens", clipped="weight", clip=(None, 4.0), grpo=True
     ),

@@ -74,6 +74,7 @@ REFUSED: dict[str, str] = {
         "TRL samples with the trained model here: choose backend=forge",
     ),
     "missing_eos_penalty": "TRL has none for GRPO; let a reward function subtract it",
+    **dict.fromkeys(("baseline", "whiten", "kl_in_reward"), "TRL's GRPO subtracts the group's mean and has the KL in its loss"),
     "overlong_buffer": "TRL has it as a reward function: give reward one that subtracts it",
     **dict.fromkeys(
         ("on_equal_rewards", "max_resamples", "min_group_reward", "max_group_reward"), "TRL keeps groups of equal rewards"
@@ -140,6 +141,10 @@ class TRLBackend(Backend):
             )
         if s.passed_on.pad_to_multiple_of is not None and verb == "grpo":
             raise SettingsError("pad_to_multiple_of has no effect with grpo: leave it out.")
+        if verb == "grpo" and s.objective.loss_type == "gmpo":
+            raise SettingsError(
+                "loss_type=gmpo is not available with backend=trl, which has no such loss: choose backend=forge."
+            )
         if verb == "grpo" and s.objective.loss_type == "cispo" and s.objective.clip is not None:
             raise SettingsError(
                 f"clip={s.objective.clip:g} is not available with loss_type=cispo of backend=trl, which bounds the ratio above "

@@ -246,6 +246,7 @@ class RolloutSteps:
             settings=self._own,
             rewards=self._rewards,
             decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
+            decode_whole=tokenizer.decode,
             max_tokens=row_tokens(run.settings),
             max_keys=row_keys(run.settings),
             seed=seed,

@@ -8,10 +8,12 @@ import torch
 from forge_algos._errors import LossError
 from forge_algos.losses import _check
 
-BASELINES = ("mean", "leave_one_out")
+BASELINES = ("mean", "leave_one_out", "length", "none")
 SCALES = ("group", "batch", "none")
 EPSILON = 1e-4
 """Added to a standard deviation before anything is divided by it, as TRL does."""
+WHITE = 1e-8
+"""Added to the deviation of whitened advantages, as in TRL's and OpenAI's code."""
 
 
 class Advantages(NamedTuple):
@@ -81,13 +83,19 @@ def gae(
 
 
 def group_advantages(
-    rewards: torch.Tensor, groups: torch.Tensor | Sequence[int], *, baseline: str = "mean", scale: str = "group"
+    rewards: torch.Tensor,
+    groups: torch.Tensor | Sequence[int],
+    *,
+    baseline: str = "mean",
+    scale: str = "group",
+    lengths: torch.Tensor | Sequence[int] | None = None,
 ) -> torch.Tensor:
     """Compute each reward minus its group's baseline, over a standard deviation.
     A group is all samples of one prompt.
 
     GRPO (arXiv 2402.03300, section 4.1.2) is `mean` and `group`, Dr. GRPO (2503.20783) `mean` and `none`, RLOO (2402.14740,
-    equation 7) `leave_one_out` and `none`.
+    equation 7) `leave_one_out` and `none`, OPO (2505.23585) `length` and `none`. REINFORCE++ (2501.03262) is `none` and
+    `none`, and with a baseline `mean` and `none`, whitened.
 
     What is coupled: the samples of a group, and with scale="batch" all samples of one call. So call it with whole groups, once
     for a whole step, before the step is cut.
@@ -95,11 +103,14 @@ def group_advantages(
     Args:
         rewards: float[B]; NaN is a sample that could not be scored: it counts in no mean, and its advantage is 0.
         groups: int[B], which group each sample belongs to: any numbers from 0, in any order, groups of any size.
-        baseline: mean, or leave_one_out (the mean of the others).
+        baseline: mean, leave_one_out (the mean of the others), length (the mean by number of tokens), or none (0).
         scale: group or batch (divide by that standard deviation, with Bessel's correction, plus 1e-4), or none.
 
+        lengths: int[B], tokens of each sample, from 1; read by `length` alone.
+
     Returns:
-        torch.Tensor: float32[B], detached. 0 where a group has one scored sample, or rewards that are all equal.
+        torch.Tensor: float32[B], detached. 0 where a group has one scored sample, or rewards that are all equal, unless the
+        baseline is none.
 
     Raises:
         LossError: lengths that disagree, an infinite reward, a group below 0, or an unknown name.
@@ -140,6 +151,13 @@ def group_advantages(
     if baseline == "leave_one_out":
         # r - mean of the others = (r - mean of all) · n / (n - 1).
         centred = centred * (count_G / (count_G - 1).clamp(min=1))[ids]
+    elif baseline == "length":
+        # r - Σ L r / Σ L = (r - mean) - Σ L (r - mean) / Σ L.
+        weight = torch.where(scored, _lengths(lengths, r), 0)
+        sums = r.new_zeros(2, G).index_add(1, ids, torch.stack([weight * centred, weight]))
+        centred = torch.where(scored, centred - (sums[0] / sums[1].clamp(min=1))[ids], 0)
+    elif baseline == "none":
+        centred = zeroed
     return centred if deviation is None else centred / (deviation + EPSILON)
 
 
@@ -183,6 +201,42 @@ def decoupled_advantages(
     if len(within) > 1:
         found = (found - within.mean()) / (within.std() + EPSILON)
     return torch.where(scored, found, 0)
+
+
+def whitened(advantages: torch.Tensor, lengths: torch.Tensor | Sequence[int]) -> torch.Tensor:
+    """Scale advantages to mean 0 and deviation 1 over the tokens of their samples.
+
+    It is how REINFORCE++ (arXiv 2501.03262) normalises a whole batch. All samples of one call are coupled.
+
+    Args:
+        advantages: float[B], each of all tokens of its sample.
+        lengths: int[B], tokens of each sample.
+
+    Returns:
+        torch.Tensor: float32[B] (float64 where that came in), detached; as they are where there is one token.
+
+    Raises:
+        LossError: lengths that disagree.
+
+    >>> whitened(torch.tensor([1.0, 0.0]), [1, 3])
+    tensor([ 1.5000, -0.5000])
+    """
+    a = _check.samples(advantages=advantages)["advantages"].detach()
+    weight = _lengths(lengths, a).double()
+    wide, tokens = a.double(), weight.sum()
+    if tokens < 2:
+        return a
+    wide = wide - (weight * wide).sum() / tokens
+    deviation = ((weight * wide.square()).sum() / (tokens - 1)).sqrt()
+    return (wide / (deviation + WHITE)).to(a.dtype)
+
+
+def _lengths(lengths: torch.Tensor | Sequence[int] | None, values: torch.Tensor) -> torch.Tensor:
+    """Return the number of tokens of each sample, in the dtype of its value."""
+    found = None if lengths is None else _check.integers("lengths", lengths).to(values.device)
+    if found is None or found.shape != values.shape or (len(found) and int(found.min()) < 0):
+        raise LossError(f"lengths: the tokens of each of {len(values)} samples are wanted, not {_check.described(lengths)}")
+    return found.to(values.dtype)
 
 
 def _unit(size: torch.Tensor) -> torch.Tensor:

@@ -70,6 +70,8 @@ def policy_gradient(
     - `gspo` (2507.18071, equations 5 to 7): ρ of a whole sample, the geometric mean of its tokens'; `.count` is B.
     - `luspo` (2602.05261): the same times the sample's number of tokens, so that a long sample's tokens count as much as a
       short one's; `.count` is B.
+    - `gmpo` (2507.20673): ρ of a whole sample, the geometric mean of its tokens', each of which counts e^-clip at least where
+      the advantage is negative and e^clip_high at most where it is positive; `.count` is B.
     - `cispo` (2506.13585, equations 4 and 5): -sg(min(ρ, 1 + clip_high))·A·log π of a token; `.count` is T. A `clip` bounds the
       weight below too.
     - `sapo` (2511.20347): -4/τ·σ(τ(ρ - 1))·A of a token, whose gradient is that of ρA at 1 and fades on both sides of it; the
@@ -88,17 +90,18 @@ def policy_gradient(
         old_logps: float[T], those of the policy that sampled; `logps.detach()` for a first, on-policy step.
         advantages: float[B], or where tokens have losses of their own float[T] (as from `gae`); no gradient reaches them.
         lengths: int[B], tokens of each sample; they add up to T. On the CPU, so that nothing waits for the device.
-        kind: a name in `POLICY_KINDS`: cispo, dapo, dr_grpo, grpo, gspo, luspo, ppo, rloo, sapo or
+        kind: a name in `POLICY_KINDS`: cispo, dapo, dr_grpo, gmpo, grpo, gspo, luspo, ppo, rloo, sapo or
             vespo.
         ratio: whose ratio, in the place of the kind's: token, sequence_mean (as in `gspo`) or sequence_sum (as in `rloo`).
-            Terms and what they are divided by stay the kind's: with `dapo` a sample's ratio then counts once a token.
-        clip: above 0 and below 1; None is the kind's own: 0.2, 0.0003 for `gspo` and `luspo`, no bound for `cispo`. Not for
-            `sapo` and `vespo`.
+            Terms and what they are divided by stay the kind's: with `dapo` a sample's ratio then counts once a token. Not for
+            `gmpo`.
+        clip: above 0 and below 1; None is the kind's own: 0.2, 0.0003 for `gspo` and `luspo`, 0.4 for `gmpo`, no bound for
+            `cispo`. Not for `sapo` and `vespo`.
         clip_high: above 0; None is `clip`, or the kind's own where that is None too: 0.2, 0.0004 for `gspo` and
-            `luspo`, 4 for `cispo`. DAPO uses 0.28 over 0.2.
+            `luspo`, 0.4 for `gmpo`, 4 for `cispo`. DAPO uses 0.28 over 0.2.
         dual_clip: above 1 + clip_high: what ρ counts at most where the advantage is negative, so that no such term is without
             bound (c of 1912.09729, equation 5, δ of 2505.07291, equation 1). Not for `cispo`, whose weights are bounded,
-            `sapo` and `vespo`.
+            `gmpo`, `sapo` and `vespo`.
         max_length: tokens of the longest sample that was possible; for kinds that divide by it (`dr_grpo`), and only for them.
         ref_logps: float[T], the reference's; with a `kl_weight` above 0.
         kl_weight: from 0; adds this times the KL's estimate to each token (GRPO's β). Not for `rloo`, whose penalty is part of
@@ -128,6 +131,8 @@ def policy_gradient(
     how = POLICY_KINDS[kind]
     if ratio is not None:
         _check.one_of("ratio", ratio, get_args(Ratio))
+        if how.clipped == "tokens" and ratio != how.ratio:
+            raise LossError(f"ratio={ratio!r}: {kind!r} clips tokens of which a sample's ratio is made; leave it out")
         how = attrs.evolve(how, ratio=ratio)
     low, high = how.bounds(clip, clip_high)
     _check_settings(kind, low, high, dual_clip, max_length, ref_logps, kl_weight, kl_estimator)
@@ -136,7 +141,7 @@ def policy_gradient(
     new = given["logps"]
     sizes = _check.cuts(lengths, new, "logps")
     row = _Row(sizes, torch.tensor(sizes, dtype=torch.int64, device=new.device))
-    log_ratio = new - given["old_logps"].detach()
+    token_ratio = log_ratio = new - given["old_logps"].detach()
     if how.ratio != "token":
         log_ratio = log_ratio.clamp(-_MOST, _MOST) if how.clipped == "gamma" else log_ratio
         log_ratio = row.sums(log_ratio) if how.ratio == "sequence_sum" else row.means(log_ratio)
@@ -160,6 +165,11 @@ def policy_gradient(
         below = above = torch.zeros_like(below)
     elif how.clipped == "weight":
         losses = -held.detach() * weights * new
+    elif how.clipped == "tokens":
+        positive = row.spread(weights > 0)
+        held = torch.where(positive, token_ratio.clamp(max=high), token_ratio if low is None else token_ratio.clamp(min=-low))
+        losses = -finite_exp(row.means(held)) * weights
+        below, above = row.means((held > token_ratio).to(new.dtype)), row.means((held < token_ratio).to(new.dtype))
     else:
         whole = rho if dual_clip is None else rho.clamp(max=dual_clip)
         losses = -torch.minimum(whole * weights, held * weights)
@@ -290,7 +300,7 @@ def _check_settings(
         _check.number("clip", clip, above=0, below=1)
     _check.number("clip_high", clip_high, above=0)
     if dual_clip is not None:
-        if POLICY_KINDS[kind].clipped == "weight":
+        if POLICY_KINDS[kind].clipped in ("weight", "tokens"):
             raise LossError(f"dual_clip={dual_clip}: {kind!r} bounds its weights by clip_high, and reads no other bound")
         _check.number("dual_clip", dual_clip, above=1 + clip_high)
     _check.number("kl_weight", kl_weight, least=0)

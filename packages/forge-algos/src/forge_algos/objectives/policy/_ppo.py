@@ -1,7 +1,7 @@
 """Proximal policy optimisation: each token is an action, weighed beside the value head."""
 
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -37,6 +37,10 @@ class PPO(OnlineObjective[PPOSettings]):
         """
         require_value_head(model)
         return super().bind(model, device=device)
+
+    def loss_options(self, batch: OnlineBatch, device: torch.device) -> dict[str, Any]:
+        """Return the clip, and the bound of the ratio where the advantage is negative."""
+        return super().loss_options(batch, device) | {"dual_clip": self.settings.dual_clip}
 
     def terms(self, bound: BoundOnline, batch: OnlineBatch) -> LossTerms:
         """Compute the policy's and the value head's terms in one forward."""

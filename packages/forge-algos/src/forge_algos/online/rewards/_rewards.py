@@ -16,6 +16,7 @@ from forge_algos._counted import counted
 from forge_algos._errors import RewardError
 from forge_algos._named import load_named
 from forge_algos._time_limit import Call
+from forge_algos.online.rewards._foreign import Texts, adapted, reads_of
 
 Scorer = Callable[..., Sequence[float | None]]
 """Function f(prompts=[...], completions=[...], **columns) → a number for each completion,
@@ -55,17 +56,26 @@ class RewardInputs:
     """Number of each one's prompt in the data, for messages."""
     source: Callable[[int], str] = "row {}".format
     """Row's number → its name in messages, such as `prompts.jsonl:12`."""
+    texts: Texts = attrs.field(factory=dict)
+    """Texts that functions of other libraries read, by name."""
 
     def one(self, i: int) -> "RewardInputs":
         """Return the i-th completion alone."""
         columns = {name: [values[i]] for name, values in self.columns.items()}
         return attrs.evolve(
-            self, prompts=[self.prompts[i]], completions=[self.completions[i]], columns=columns, rows=[self.rows[i]]
+            self,
+            prompts=[self.prompts[i]],
+            completions=[self.completions[i]],
+            columns=columns,
+            rows=[self.rows[i]],
+            texts={name: [values[i]] for name, values in self.texts.items()},
         )
 
 
 def load_reward(name: str) -> Scorer:
-    """Import the function that "package.module:function" names.
+    """Import the function that "package.module:function" or "file.py:function" names.
+
+    One that was written for verl or OpenRLHF is called as there (`rewards._foreign`).
 
     Raises:
         RewardError: the name has another form, the module or the function is not there, or it cannot be called.
@@ -76,8 +86,7 @@ def load_reward(name: str) -> Scorer:
     found, path = load_named(name, setting="reward", wanted="function")
     if not callable(found):
         raise RewardError(f"reward {name!r}: {path} is no function but {type(found).__name__}")
-    function: Any = found
-    return function
+    return adapted(found)
 
 
 def check_reward(name: str) -> None:
@@ -87,6 +96,8 @@ def check_reward(name: str) -> None:
         RewardError: as `load_reward`, or it does not take `prompts` and `completions` by name.
     """
     function: Any = load_reward(name)
+    if reads_of(function) is not None:
+        return
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -96,7 +107,8 @@ def check_reward(name: str) -> None:
     except TypeError as error:
         raise RewardError(
             f"reward {name!r}: it is called with prompts=..., completions=... and the fields of the rows by name, and takes "
-            f"{signature} ({error}): define it as `def {name.rpartition(':')[2]}(prompts, completions, **fields)`"
+            f"{signature} ({error}): define it as `def {name.rpartition(':')[2]}(prompts, completions, **fields)`, or as verl "
+            "(solution_str, ground_truth) and OpenRLHF (queries, prompts, labels) call theirs"
         ) from error
 
 
@@ -108,8 +120,11 @@ def reward_columns(name: str) -> set[str]:
     Raises:
         RewardError: as `load_reward`.
     """
+    function = load_reward(name)
+    if (reads := reads_of(function)) is not None:
+        return set(reads.fields)
     try:
-        parameters = inspect.signature(load_reward(name)).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return set()  # a function of C says nothing about its arguments
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -175,7 +190,9 @@ def _call(reward: Reward, inputs: RewardInputs, timeout: float | None = None) ->
     B = len(inputs.completions)
     first, last = (inputs.source(each(inputs.rows)) for each in (min, max))
     where = first + _excerpt(inputs, 0) if B == 1 else f"{B} completions of {first} to {last}"
-    columns = dict.fromkeys(reward.columns, [None] * B) | dict(inputs.columns)
+    reads = reads_of(reward.function)
+    texts = {name: inputs.texts[name] for name in (reads.texts if reads else ()) if name in inputs.texts}
+    columns = dict.fromkeys(reward.columns, [None] * B) | dict(inputs.columns) | texts
     asked = partial(
         reward.function,
         prompts=_copied(inputs.prompts),

@@ -1,0 +1,205 @@
+"""Losses and advantages of verl: its functions, written down as they are there, on random arrays.
+
+They are those of verl/trainer/ppo/core_algos.py and verl/utils/torch_functional.py (verl-project/verl, Apache-2.0, commit
+1dda039b of 2026-08-22), without their figures, configuration and distribution.
+"""
+
+from collections import defaultdict
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from forge_algos.losses import gae, group_advantages, policy_gradient, whitened
+
+
+def masked_whiten(values, mask):
+    mean = (values * mask).sum() / mask.sum()
+    variance = ((values - mean) ** 2 * mask).sum() / mask.sum()
+    variance = variance * (mask.sum() / (mask.sum() - 1))  # Bessel's correction, as there
+    return (values - mean) * torch.rsqrt(variance + 1e-8)
+
+
+def agg_loss(loss_mat, loss_mask, loss_agg_mode, loss_scale_factor=None):
+    if loss_agg_mode == "token-mean":
+        return (loss_mat * loss_mask).sum() / loss_mask.sum()
+    seq_mask = (loss_mask.sum(-1) > 0).to(loss_mat.dtype)
+    if loss_agg_mode == "seq-mean-token-mean":
+        seq_losses = (loss_mat * loss_mask).sum(-1) / (loss_mask.sum(-1) + 1e-8)
+        return (seq_losses * seq_mask).sum() / seq_mask.sum()
+    loss = ((loss_mat * loss_mask).sum(-1) * seq_mask).sum() / seq_mask.sum()
+    return loss / (loss_scale_factor or loss_mask.shape[-1]) if loss_agg_mode == "seq-mean-token-sum-norm" else loss
+
+
+def vanilla(old_log_prob, log_prob, advantages, response_mask, mode, low, high, clip_ratio_c):
+    ratio = torch.exp(torch.clamp(log_prob - old_log_prob, min=-20.0, max=20.0))
+    pg_losses1 = -advantages * ratio
+    pg_losses2 = -advantages * torch.clamp(ratio, 1 - low, 1 + high)
+    clip_pg_losses1 = torch.maximum(pg_losses1, pg_losses2)
+    pg_losses3 = -advantages * clip_ratio_c
+    clip_pg_losses2 = torch.min(pg_losses3, clip_pg_losses1)
+    pg_losses = torch.where(advantages < 0, clip_pg_losses2, clip_pg_losses1)
+    return agg_loss(pg_losses, response_mask, mode)
+
+
+def geo_mean(old_log_prob, log_prob, advantages, response_mask, low, high):
+    negative_approx_kl = log_prob - old_log_prob
+    sgn_advantage = torch.sign(advantages)
+    negative_approx_kl_clamp = torch.clamp(negative_approx_kl, -low, high)
+    negative_approx_kl_min = torch.min(sgn_advantage * negative_approx_kl, sgn_advantage * negative_approx_kl_clamp)
+    negative_approx_kl_min = sgn_advantage * negative_approx_kl_min
+    response_mask_sum = response_mask.sum(dim=-1)
+    ratio = torch.exp((negative_approx_kl_min * response_mask).sum(dim=-1) / (response_mask_sum + 1e-8))
+    advantage = (advantages * response_mask).sum(dim=-1) / (response_mask_sum + 1e-8)
+    return torch.mean(-advantage * ratio)
+
+
+def gspo(old_log_prob, log_prob, advantages, response_mask, low, high):
+    negative_approx_kl = log_prob - old_log_prob
+    seq_lengths = torch.sum(response_mask, dim=-1).clamp(min=1)
+    negative_approx_kl_seq = torch.sum(negative_approx_kl * response_mask, dim=-1) / seq_lengths
+    log_ratio = log_prob - log_prob.detach() + negative_approx_kl_seq.detach().unsqueeze(-1)
+    ratio = torch.exp(torch.clamp(log_ratio, max=10.0))
+    pg_losses = torch.maximum(-advantages * ratio, -advantages * torch.clamp(ratio, 1 - low, 1 + high))
+    return agg_loss(pg_losses, response_mask, "seq-mean-token-mean")
+
+
+def sapo(old_log_prob, log_prob, advantages, response_mask, tau_pos, tau_neg):
+    ratio = torch.exp(torch.clamp(log_prob - old_log_prob, min=-20.0, max=20.0))
+    taus = torch.where(advantages > 0, tau_pos, tau_neg)
+    gates = torch.sigmoid(taus * (ratio - 1.0)) * (4.0 / taus)
+    return agg_loss(-gates * advantages, response_mask, "seq-mean-token-mean")
+
+
+def cispo(old_log_prob, log_prob, advantages, response_mask, mode, low, high):
+    ratio = torch.exp(torch.clamp(log_prob - old_log_prob, min=-20.0, max=20.0))
+    return agg_loss(-torch.clamp(ratio, 1 - low, 1 + high).detach() * advantages * log_prob, response_mask, mode)
+
+
+def batch(seed, shift=0.7):
+    """Return (padded mask, old, new, advantages of completions, lengths), and how a row of all tokens is cut from padded."""
+    g = torch.Generator().manual_seed(seed)
+    B = int(torch.randint(2, 7, (), generator=g))
+    lengths = torch.randint(1, 8, (B,), generator=g)
+    mask = (torch.arange(int(lengths.max()))[None] < lengths[:, None]).double()
+    old = -3 * torch.rand(mask.shape, generator=g, dtype=torch.float64)
+    new = (old + shift * torch.randn(mask.shape, generator=g, dtype=torch.float64)).requires_grad_()
+    advantages = torch.randn(B, generator=g, dtype=torch.float64)
+    return mask, old, new, advantages, lengths
+
+
+CASES = [
+    ("token-mean", {"kind": "dapo"}),
+    ("token-mean", {"kind": "ppo"}),
+    ("seq-mean-token-mean", {"kind": "grpo"}),
+    ("seq-mean-token-sum", {"kind": "luspo", "ratio": "token"}),
+    ("seq-mean-token-sum-norm", {"kind": "dr_grpo"}),
+    ("geo_mean", {"kind": "gmpo"}),
+    ("gspo", {"kind": "gspo"}),
+    ("sapo", {"kind": "sapo"}),
+    ("cispo", {"kind": "cispo"}),
+]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), CASES)
+@given(seed=st.integers(0, 999), high=st.sampled_from([0.2, 0.28]), c=st.sampled_from([1.5, 3.0]))
+def test_a_loss_is_verls(theirs, ours, seed, high, c):
+    """Loss and gradient of each `loss_mode` and `loss_agg_mode` that a row of POLICY_KINDS is."""
+    mask, old, new, advantages, lengths = batch(seed)
+    of_tokens = advantages[:, None] * mask
+    bounds = {"clip": 0.2, "clip_high": high}
+    if theirs == "geo_mean":
+        expected = geo_mean(old, new, of_tokens, mask, 0.2, high)
+    elif theirs == "gspo":
+        expected = gspo(old, new, of_tokens, mask, 0.2, high)
+    elif theirs == "sapo":
+        bounds = {"temperatures": (1.0, 1.05)}
+        expected = sapo(old, new, of_tokens, mask, *torch.tensor([1.0, 1.05], dtype=torch.float64))
+    elif theirs == "cispo":
+        expected = cispo(old, new, of_tokens, mask, "token-mean", 0.2, high)
+    else:
+        bounds["dual_clip"] = c
+        expected = vanilla(old, new, of_tokens, mask, theirs, 0.2, high, c)
+    here = mask > 0
+    bounds |= {"max_length": mask.shape[1]} if ours["kind"] == "dr_grpo" else {}
+    terms = policy_gradient(new[here], old[here], advantages, lengths, **ours, **bounds)
+    found = terms.sum / terms.count
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found, new), torch.autograd.grad(expected, new))
+
+
+def outcome(scores, index, baseline, lengths, mask, epsilon=1e-4):  # 1e-6 by default there
+    """`compute_*_outcome_advantage` for grpo, rloo, opo and reinforce_plus_plus(_baseline): float[B, S]."""
+    scores, of_group = scores.clone(), defaultdict(list)
+    for i, group in enumerate(index):
+        of_group[group].append(i)
+    given = scores.clone()
+    for i, group in enumerate(index):
+        own = given[of_group[group]]
+        if baseline == "rloo" and len(own) > 1:
+            n = len(own)
+            scores[i] = given[i] * n / (n - 1) - own.mean() * n / (n - 1)
+        elif baseline == "opo":
+            weight = lengths[of_group[group]]
+            scores[i] = given[i] - (weight * own).sum() / weight.sum()
+        elif baseline in ("grpo", "reinforce_plus_plus_baseline"):
+            scores[i] = given[i] - own.mean()
+            scores[i] /= own.std() + epsilon if baseline == "grpo" else 1
+    scores = scores[:, None] * mask
+    return masked_whiten(scores, mask) * mask if baseline.startswith("reinforce") else scores
+
+
+ESTIMATORS = {
+    "grpo": {"scale": "group"},
+    "rloo": {"baseline": "leave_one_out", "scale": "none"},
+    "opo": {"baseline": "length", "scale": "none"},
+    "reinforce_plus_plus_baseline": {"scale": "none"},
+    "reinforce_plus_plus": {"baseline": "none", "scale": "none"},
+}
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@given(seed=st.integers(0, 999), each=st.integers(2, 4))
+def test_an_advantage_is_verls(name, seed, each):
+    """Each `adv_estimator` that baseline, scale and whitening are, with an epsilon of 1e-4."""
+    g = torch.Generator().manual_seed(seed)
+    index = torch.arange(3).repeat_interleave(each)[torch.randperm(3 * each, generator=g)].tolist()
+    lengths = torch.randint(1, 8, (len(index),), generator=g)
+    mask = (torch.arange(8)[None] < lengths[:, None]).double()
+    scores = 10 * torch.rand(len(index), generator=g, dtype=torch.float64)
+    expected = outcome(scores, index, name, lengths.double(), mask)
+    found = group_advantages(scores, index, lengths=lengths, **ESTIMATORS[name])
+    found = whitened(found, lengths) if name.startswith("reinforce") else found
+    torch.testing.assert_close(found[:, None] * mask, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_equal_rewards_have_a_length_baseline_of_their_own():
+    """Rewards that are all equal teach nothing, to the bit, whatever the lengths; without a baseline they stay."""
+    rewards, lengths = torch.full((3,), 0.1), [1, 3, 7]
+    assert group_advantages(rewards, [0, 0, 0], baseline="length", scale="none", lengths=lengths).tolist() == [0, 0, 0]
+    assert torch.equal(group_advantages(rewards, [0, 0, 0], baseline="none", scale="none"), rewards)
+    missing = torch.tensor([0.1, torch.nan, 0.3])
+    found = group_advantages(missing, [0, 0, 0], baseline="length", scale="none", lengths=lengths)
+    torch.testing.assert_close(found, torch.tensor([-0.175, 0.0, 0.025]))
+
+
+@given(seed=st.integers(0, 99))
+def test_gae_is_verls(seed):
+    """`compute_gae_advantage_return`, token by token, whitened over the tokens of the batch."""
+    mask, _, _, _, lengths = batch(seed)
+    g = torch.Generator().manual_seed(seed)
+    rewards, values = (torch.randn(2, *mask.shape, generator=g, dtype=torch.float64) * mask).unbind()
+    nextvalues, lastgaelam, backwards = 0, 0, []
+    for t in reversed(range(mask.shape[1])):
+        lastgaelam_ = rewards[:, t] + 0.99 * nextvalues - values[:, t] + 0.99 * 0.9 * lastgaelam
+        nextvalues = values[:, t] * mask[:, t] + (1 - mask[:, t]) * nextvalues
+        lastgaelam = lastgaelam_ * mask[:, t] + (1 - mask[:, t]) * lastgaelam
+        backwards.append(lastgaelam)
+    expected = torch.stack(backwards[::-1], dim=1)
+    here = mask > 0
+    found = gae(rewards[here], values[here], lengths, gamma=0.99, lam=0.9)
+    torch.testing.assert_close(found.advantages, expected[here])
+    torch.testing.assert_close(found.returns, (expected + values)[here])
+    if len(found.advantages) > 2:
+        whole = whitened(found.advantages, torch.ones(len(found.advantages), dtype=torch.int64))
+        torch.testing.assert_close(whole, masked_whiten(expected, mask)[here], rtol=1e-6, atol=1e-6)
