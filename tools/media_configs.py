@@ -32,6 +32,8 @@ class Family(NamedTuple):
     """What stands beside videos in some rows."""
     lists: bool = True
     """Whether half of the videos are lists of frames, which need not be of one number in a row."""
+    sizes: tuple[tuple[int, int], ...] = ((48, 64), (64, 48), (40, 80))
+    """Heights and widths of files of videos."""
     frames: str = ""
     """Of a file, those that its processor takes."""
     parts: Mapping[str, Any] = {}
@@ -53,6 +55,7 @@ _PARTS_DRIFT = {"grpo_all_parts": ROUNDING}
 _DEAF = {"dpo": "keep documents with media apart"}
 _ONE_A_ROW = {"dpo": "pairs of answers with images"}
 _NOT_JOINED = {"dpo": "arrays that are not joined"}
+_WHOLE_PATCHES = ((56, 84), (84, 56), (28, 56))
 _NO_TOWER = dict.fromkeys(("all_parts", "grpo_all_parts"), "names no vision tower")
 
 
@@ -120,6 +123,7 @@ FAMILIES = (
     Family("Muse Spark", grids.muse_spark, (IMAGE, BOTH)),
     Family("Muse Spark", grids.muse_spark, (AUDIO,), parts={"freeze_multi_modal_projector": True}),
     Family("Perception LM, `vision_input_type=vanilla`", tiles.perception_lm),
+    Family("Video-LLaVA", tiles.video_llava),
     Family("Gemma 3n", tiles.gemma3n, tokens=2000, skipped=_PARTS_DRIFT),
     Family("Qwen2-Audio", pictures.FAMILIES["qwen2-audio"], (AUDIO,)),
     Family("GLM-ASR", pictures.FAMILIES["glm-asr"], (AUDIO,), media=(0, 1)),
@@ -142,6 +146,37 @@ FAMILIES = (
     _film("LLaVA-NeXT-Video", films.llava_next_video, "4", lists=False, refused=_NOT_JOINED),
     _film("LLaVA-OneVision", films.llava_onevision, "4", lists=False, refused=_NOT_JOINED),
     _film("SmolVLM, no images", films.smolvlm, "4, times in the text", beside=(), refused=_NOT_JOINED, drifts=("grpo",)),
+    _film(
+        "Qwen3-Omni's thinker, with clips",
+        films.qwen3_omni,
+        "2 a second, positions by seconds",
+        beside=(IMAGE, AUDIO),
+        refused=_DEAF,
+    ),
+    _film("Qwen4-Exp", films.qwen4_exp, "2 a second, times in the text"),
+    _film("EXAONE 4.5", films.exaone4_5, "2 a second"),
+    _film("LFM3-VL", films.lfm3_vl, "2 a second, times in the text"),
+    _film("GLM-4.5V, no images", films.glm4v_moe, "as GLM chooses, times in the text", beside=()),
+    _film("GLM-OCR, no images", films.glm_ocr, "as GLM chooses, times in the text", beside=()),
+    _film("GLM-5 Next", films.glm5_next, "as GLM chooses, times in the text", refused=_DEAF),
+    _film("Ernie 4.5 VL", films.ernie4_5_vl_moe, "2 to 8"),
+    _film("Kimi K2.5", films.kimi_k25, "2 a second, times in the text"),
+    _film("MiniCPM-V 4.6", films.minicpm_v, "1 a second"),
+    _film("MiniMax M3 VL", films.minimax_m3_vl, "all, times in the text", lists=False, sizes=_WHOLE_PATCHES),
+    _film("Muse Glimmer", films.muse_glimmer, "2 a second, times in the text"),
+    _film("Muse Spark", films.muse_spark, "2 a second, times in the text"),
+    _film(
+        "Molmo 2, one video a row",
+        films.molmo2,
+        "up to 2 a second, times in the text",
+        media=(0, 1),
+        beside=(),
+        refused=_NOT_JOINED,
+    ),
+    _film("Video-LLaVA", films.video_llava, "4", lists=False),
+    _film("Gemma 4, whose tokens of an image see each other", films.gemma4_seen, "3, times in the text", skipped=_DRIFTS),
+    _film("Gemma 4 Unified", films.gemma4_unified, "3, times in the text", refused=_NO_TOWER, skipped=_DRIFTS),
+    _film("Perception LM", films.perception_lm, "4", lists=False, refused=_NOT_JOINED),
 )
 
 

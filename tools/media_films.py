@@ -50,5 +50,37 @@ _EDGE = {"size": {"longest_edge": 28}, "max_image_size": {"longest_edge": 28}, "
 smolvlm = partial(_filmed, tiles.smolvlm, _MARK, "SmolVLMVideoProcessor", **_EDGE, **_FOUR)
 _NEXT = {"size": {"shortest_edge": 28}, "crop_size": SIDE}
 llava_next_video = partial(_filmed, tiles.llava_next_video, _MARK, "LlavaNextVideoVideoProcessor", **_NEXT, **_FOUR)
+video_llava = partial(_filmed, tiles.video_llava, _MARK, "VideoLlavaVideoProcessor", **_NEXT, **_FOUR)
 _SOFT = {"patch_size": 14, "max_soft_tokens": 70, "pooling_kernel_size": 2, "num_frames": 3}
 gemma4 = partial(_filmed, tiles.gemma4, "<|video|>", "Gemma4VideoProcessor", **_SOFT)
+gemma4_seen = partial(_filmed, tiles.gemma4_seen, "<|video|>", "Gemma4VideoProcessor", **_SOFT)
+gemma4_unified = partial(_filmed, tiles.gemma4_unified, "<|video|>", "Gemma4UnifiedVideoProcessor", **_SOFT)
+
+qwen3_omni = partial(_grids, grids.qwen3_omni, "Qwen2VLVideoProcessor", **_SECOND)
+qwen4_exp = partial(_grids, grids.qwen4_exp, "Qwen3VLVideoProcessor")
+exaone4_5 = partial(_grids, grids.exaone4_5, "Qwen2VLVideoProcessor", **_SECOND)
+lfm3_vl = partial(_grids, grids.lfm3_vl, "Qwen2VLVideoProcessor", **_SECOND)
+glm4v_moe = partial(_filmed, grids.glm4v_moe, _GLM, "Glm4vVideoProcessor", size=area(2, 64))
+glm_ocr = partial(_filmed, grids.glm_ocr, _GLM, "Glm46VVideoProcessor", size=area(2, 64))
+_SQUARE = {"height": 56, "width": 56}
+_BUDGET = {"min_image_tokens": 1, "max_image_tokens": 64}
+glm5_next = partial(_filmed, grids.glm5_next, _GLM, "Glm5NextVideoProcessor", **_BUDGET)
+_ERNIE = {"draw_on_frames": False, "min_frames": 2, "max_frames": 8, "patch_size": 14, "size": area(3, 64)}
+ernie4_5_vl_moe = partial(_filmed, grids.ernie4_5_vl_moe, "<|VS|><|VIDEO|><|VE|>", "Ernie4_5_VLMoeVideoProcessor", **_ERNIE)
+kimi_k25 = partial(
+    _filmed,
+    grids.kimi_k25,
+    "<|kimi_k25_video_placeholder|>",
+    "Kimi_K25VideoProcessor",
+    size={"max_height": 112, "max_width": 112},
+)
+minicpm_v = partial(
+    _filmed, grids.minicpm_v, "<|video_pad|>", "MiniCPMV4_6VideoProcessor", scale_resolution=112, max_slice_nums=4
+)
+minimax_m3_vl = partial(_filmed, grids.minimax_m3_vl, "]<]video[>[", "MiniMaxM3VLVideoProcessor")
+muse_glimmer = partial(_filmed, grids.muse_glimmer, "<|video|>", "MuseGlimmerVideoProcessor", max_video_frame_tokens=16)
+muse_spark = partial(_filmed, grids.muse_spark, "<|video|>", "MuseGlimmerVideoProcessor", max_video_frame_tokens=16)
+_HALF = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_PIXELS = {"size": _SQUARE, "do_rescale": True, "do_normalize": True, **_HALF}
+molmo2 = partial(_filmed, tiles.molmo2, "<|video|>", "Molmo2VideoProcessor", **_PIXELS)
+perception_lm = partial(_filmed, tiles.perception_lm, "<|video|>", "PerceptionLMVideoProcessor", size=_SQUARE, **_FOUR)

@@ -78,7 +78,7 @@ class Rows:
         videos = [part for message in messages for part in _parts(message) if part["type"] == VIDEO]
         for medium, part in enumerate(videos):
             if number % 2 or not self._family.lists:
-                file, size = f"images/{number}_{medium}.mp4", [(48, 64), (64, 48), (40, 80)][(number + medium) % 3]
+                file, size = f"images/{number}_{medium}.mp4", self._family.sizes[(number + medium) % 3]
                 films.film(self.folder / file, 8 + 3 * (number % 3) + medium, [4, 5, 3][number % 3], size)
                 part["video"] = file
         asked = messages[0]
@@ -119,7 +119,8 @@ def _both(folder: Path, number: int) -> dict[str, Any]:
 class Asking:
     """A processor that is asked for videos as rows have them: lists of frames whole, texts by the directory's template.
 
-    SmolVLM's takes another template for videos where it is given none.
+    SmolVLM's takes another template for videos where it is given none. Muse's writes times into the text, and fails where the
+    video processor is not told to return them.
     """
 
     def __init__(self, found: Any) -> None:
@@ -131,8 +132,11 @@ class Asking:
     def apply_chat_template(self, messages: list[dict[str, Any]], **more: Any) -> Any:
         """Return what the processor makes."""
         videos = [part["video"] for message in messages for part in _parts(message) if part["type"] == VIDEO]
-        whole = {"processor_kwargs": {"do_sample_frames": False}} if any(isinstance(each, list) for each in videos) else {}
-        return self._found.apply_chat_template(messages, self._found.chat_template, **whole, **more)
+        own: dict[str, Any] = {"return_metadata": True} if videos else {}
+        own |= {"do_sample_frames": False} if any(isinstance(each, list) for each in videos) else {}
+        made = self._found.apply_chat_template(messages, self._found.chat_template, processor_kwargs=own, **more)
+        made.pop("video_metadata", None)
+        return made
 
 
 def _fetch_videos(self: Any, given: Any, sample_indices_fn: Any = None) -> Any:

@@ -58,6 +58,17 @@ def llava_next_video() -> Made:
     )
 
 
+def video_llava() -> Made:
+    """Make Video-LLaVA, which has a tower of images and one of videos."""
+    token = tiled(video_token="<video>")
+    numbers = ids(token, image_token_index="<image>", video_token_index="<video>")
+    parts = {"text_config": LLAMA, "vision_config": CLIP, "vision_feature_layer": -1, "image_seq_length": 4}
+    images = new("VideoLlavaImageProcessor", size={"shortest_edge": 28}, crop_size=SIDE)
+    video = new("VideoLlavaVideoProcessor")
+    config = new("VideoLlavaConfig", **parts, **numbers)
+    return config, processor("VideoLlavaProcessor", token, image_processor=images, video_processor=video, **_LLAVA)
+
+
 def llava_onevision() -> Made:
     """Make LLaVA-OneVision."""
     token = tiled(video_token="<video>")

@@ -100,6 +100,32 @@ def test_rated_answers(form):
         read(RATED[form], media=False)
 
 
+TEXTS = {
+    "a prompt": {"prompt": "see <image>this:", "chosen": " a cat", "rejected": " a dog"},
+    "prompts of both": {"prompt_chosen": "see <image>this:", "prompt_rejected": "see <image>this:", "chosen": " a cat",
+                        "rejected": " a dog"},
+    "no prompt": {"chosen": "see <image>this: a cat", "rejected": "see <image>this: a dog"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", TEXTS)
+def test_plain_text(form):
+    """Both sides have the prompt's images, at its marks or before it; so has a rated answer."""
+    for marked, places in ((TEXTS[form], (4,)), ({k: v.replace("<image>", "") for k, v in TEXTS[form].items()}, (0,))):
+        made = read(marked | {"images": ["cat.png"]})
+        assert isinstance(made, Preference)
+        sides = made.chosen, made.rejected
+        # Of what both begin with, the blank belongs to the answers; "a " does not.
+        assert [side.prompt + side.completion for side in sides] == ["see this: a cat", "see this: a dog"]
+        assert [side.prompt for side in sides] == ["see this: a" if form == "no prompt" else "see this:"] * 2
+        assert [(side.media[0].path, side.places) for side in sides] == [(FILE, places)] * 2
+    rated = read({"prompt": "what <image>?", "completion": "a cat", "label": False, "image": "cat.png"})
+    assert isinstance(rated, Unpaired)
+    assert (rated.answer.prompt, rated.answer.places, rated.answer.media[0].path) == ("what ?", (5,), FILE)
+    with pytest.raises(DataError, match=r"f:1: field image.* and only text is trained here: forge sft, osft, "):
+        read(TEXTS[form] | {"images": ["cat.png"]}, media=False)
+
+
 def test_images_of_the_answers():
     """What a tool shows within an answer belongs to that answer."""
     both = {"chosen": calling("a.png", GOOD), "rejected": [asked(image="cat.png"), BAD]}
@@ -123,8 +149,10 @@ def test_images_of_the_answers():
          r"field rejected\[0\].content\[0\] is a part of the type 'image' in a message of the assistant"),
         ({"messages": [MARKED], "chosen": {**GOOD, "content": [GAP]}, "rejected": BAD, "images": ["a"]}, DataError,
          r"field chosen.content\[0\] is a part of the type 'image' in a message of the assistant"),
-        ({"prompt": "a", "chosen": "b", "rejected": "c", "images": ["a"]}, DataError,
-         r"field images is a list of 1, but prompt and chosen are text"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c<image>", "images": ["a"]}, DataError,
+         r"f:1: field rejected holds <image>, and the row has images"),
+        ({"chosen": "a b<image>", "rejected": "a c", "images": ["a"]}, DataError, r"f:1: field chosen holds <image>, and the"),
+        ({"prompt": "a", "chosen": "b", "rejected": "b", "images": ["a"]}, BadPairError, r"rejected is the same as chosen"),
         ({"chosen": [asked(image="a"), GOOD], "rejected": [asked(image="b"), BAD]}, BadPairError,
          r"chosen\[0\] and rejected\[0\] differ, so there is no prompt"),
         ({"chosen": [asked(image="a"), GOOD], "rejected": [asked(image="a"), GOOD]}, BadPairError,
@@ -141,8 +169,8 @@ def test_images_of_the_answers():
          r"f:1: field output holds <image>, and the row has images"),
         (RATED["llama-factory"] | {"conversations": [*TURNS, {"from": "gpt", "value": "<image>"}]}, DataError,
          r"f:1: field conversations\[1\].value holds <image>, and the row has images"),
-        ({"prompt": "a", "completion": "b", "label": True, "images": ["a"]}, DataError,
-         r"field images is a list of 1, but prompt and completion are text"),
+        ({"prompt": "a<image> <image>", "completion": "b", "label": True, "images": ["a"]}, DataError,
+         r"f:1: field images holds 1 image, and <image> stands in the prompt 2 times"),
         ({"prompt": [asked(image="a")], "chosen": [GOOD], "rejected": [BAD], "images": ["b"]}, DataError,
          r"parts that are images and do not say which stand in its messages 0 times"),
         ({"prompt": [{"role": "user", "content": "a"}], "chosen": [GOOD, asked(), GOOD], "rejected": [BAD], "images": ["b"]},

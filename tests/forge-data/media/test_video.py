@@ -233,6 +233,17 @@ def test_frames_of_known_times(directory, tmp_path):
     assert [each.rule for each in marked.findings] == ["video_mark_in_text"]
 
 
+def test_times_that_a_processor_does_not_ask_for(directory, tmp_path, monkeypatch):
+    """Muse Glimmer's writes times of frames, and returns none unless it is told to: rows are as of one that asks."""
+    folder, rows = directory
+    monkeypatch.setattr(films.FilmProcessor, "videos_kwargs", {})
+    store = prepare(folder / "rows.jsonl", str(folder), tmp_path / "store", media=True, progress=False)
+    made = MediaInputs(str(folder))(store[1])
+    assert not made.keys() & {"video_metadata"}
+    monkeypatch.undo()
+    compare(store, rows, folder)
+
+
 def test_bytes_of_frames_and_prompts(directory, tmp_path):
     """Rows may hold the bytes of frames, and prompts have each where it stands."""
     folder, rows = directory

@@ -137,6 +137,27 @@ def test_rewards_get_images_as_the_rows_have_them(store, folder):
     ]
 
 
+def test_plain_text(folder, model, tmp_path, capsys):
+    """Images stand at marks of a text, or before it; ids are the processor's, and rewards get the row's own text and files."""
+    from PIL import Image
+
+    texts = {"what is <image>it?": "what is <start_of_image>it?", "what?": "<start_of_image>what?", "": "<start_of_image>"}
+    rows = [*({"prompt": text, "images": [str(folder / "0.png")], "answer": text} for text in texts), {"prompt": "hello"}]
+    store = prepare_prompts(rows, model, tmp_path / "store", media=True)
+    processor = AutoProcessor.from_pretrained(model)
+    for prompt, (text, written) in zip(store, texts.items(), strict=False):
+        made = processor(text=[written], images=[[Image.open(folder / "0.png")]], return_tensors="np")
+        assert prompt.input_ids.tolist() == made["input_ids"][0].tolist()
+        assert (MediaInputs(model)(prompt)["pixel_values"] == made["pixel_values"]).all()
+        assert (prompt.prompt, prompt.columns) == (text, {"images": [str(folder / "0.png")], "answer": text})
+    assert store[3].media == ()
+    assert PromptStore.open(tmp_path / "store")[0].media == store[0].media
+    show(store)
+    assert "<image 0.png, 9 tokens>" in capsys.readouterr().out
+    with pytest.raises(DataError, match="prepare the rows again, as messages"):
+        MediaInputs(model).unexpanded(store[0])
+
+
 def test_bytes(model, tmp_path, capsys):
     """Images that a row holds are kept, and given as their bytes; they are shown by their field and size."""
     row = {"prompt": [{"role": "user", "content": [TEXT]}], "images": [{"bytes": png(0), "path": None}]}
@@ -172,7 +193,15 @@ def test_opened_again(store, folder, model):
 @pytest.mark.parametrize(
     ("row", "refusal"),
     [
-        ({"prompt": "what?", "images": ["0.png"]}, "field images is a list.*the prompt is text; make it a list of messages"),
+        (
+            {"prompt": "<image>or <image>?", "images": ["0.png"]},
+            "field images holds 1 image, and <image> stands in the prompt 2",
+        ),
+        (
+            {"prompt": "<start_of_image>", "images": ["0.png"]},
+            "the prompt has '<start_of_image>' in its text, which stands for",
+        ),
+        ({"prompt": "what?", "images": ["none.png"]}, "none.png cannot be read"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}, TEXT]}]}, "does not say which"),
         ({"prompt": [{"role": "user", "content": "?"}], "images": ["none.png"]}, "none.png cannot be read"),
         (

@@ -118,9 +118,9 @@ def test_a_conversation(paligemma_directory):
         (
             "a <start_of_image>",
             "b",
-            r"^rows.jsonl:1: field prompt has '<start_of_image>' in its text, which stands for an image",
+            r"^rows.jsonl:1: the prompt has '<start_of_image>' in its text, which stands for an image",
         ),
-        ("a", "b <start_of_image>", r"^rows.jsonl:1: field completion has '<start_of_image>' in its text"),
+        ("a", "b <start_of_image>", r"^rows.jsonl:1: the completion has '<start_of_image>' in its text"),
         (
             "a",
             "b <image_soft_token>",

@@ -33,13 +33,15 @@ def pictured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected(directory: Path, images: list[Path], text: str, tokens: int) -> str:
-    """The answer by plain transformers, in float32."""
+    """The answer by plain transformers, in float32; images stand at `<image>`, or before the text."""
     import torch
     from PIL import Image
     from transformers import AutoModelForMultimodalLM, AutoProcessor
 
     processor: Any = AutoProcessor.from_pretrained(directory)
-    content = [*({"type": "image"} for _ in images), {"type": "text", "text": text}]
+    texts = text.split("<image>") if "<image>" in text else ["" for _ in images] + [text]
+    parts = [part for each in texts for part in ({"type": "image"}, {"type": "text", "text": each})][1:]
+    content = [part for part in parts if part.get("text") != ""]
     asked = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
     opened = [[Image.open(file).convert("RGB") for file in images]]
     inputs = processor(text=[asked], images=opened, add_special_tokens=False, return_tensors="pt")
@@ -56,6 +58,19 @@ def test_an_answer_about_images_is_plain_transformers(pictured: Path, capsys: py
     said = capsys.readouterr().out.strip()
     assert said == expected(pictured, files, "what is in it?", 16)
     assert said != forge.generate(pictured, "what is in it?", image=files[:1], max_new_tokens=16)
+
+
+def test_images_at_their_marks(pictured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`<image>` in the prompt is an image's place, as in rows; another number of marks is one error, of flags."""
+    files = [pictured / "0.png", pictured / "1.png"]
+    text = "is <image>as red as <image>?"
+    assert forge.generate(pictured, text, image=files, max_new_tokens=8) == expected(pictured, files, text, 8)
+    words = [word for file in files for word in ("--image", str(file))]
+    assert main(["generate", str(pictured), *words, "what is <image>?"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "the prompt has <image> in it 1 time, and --image is given 2 times: give each its place, or leave <image> out" in said
+    )
 
 
 def test_an_adapter_is_asked_with_the_processor_of_its_base(pictured: Path, tmp_path: Path) -> None:

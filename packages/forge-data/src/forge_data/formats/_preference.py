@@ -18,6 +18,7 @@ from forge_data.formats._prompt_completion import (
     check_unweighted,
     joined,
     of_answer,
+    text_with_media,
 )
 from forge_data.formats._rated import KTO_TAG, rated, rejects
 from forge_data.formats._rated_answers import compared
@@ -66,7 +67,7 @@ def preference(place: str, fields: Fields) -> Preference:
     fields = _with_one_prompt(place, fields)
     prompt = fields.get("prompt")
     if prompt is None and kinds == {str}:
-        sides = _texts(place, values)
+        sides = _texts(place, fields, values)
     elif kinds == {list} and (prompt is None or isinstance(prompt, str)):
         sides = _conversations(place, fields, values, prompt)
     else:
@@ -123,7 +124,7 @@ def _with_one_prompt(place: str, fields: Fields) -> Fields:
     return {**fields, "prompt": fields[names[0]]}
 
 
-def _texts(place: str, values: Mapping[str, Any]) -> list[Text]:
+def _texts(place: str, fields: Fields, values: Mapping[str, Any]) -> list[Text]:
     chosen, rejected = (checked_text(place, name, values[name]) for name in _SIDES)
     shared = len(os.path.commonprefix([chosen, rejected]))
     if shared and chosen[shared - 1] == " ":
@@ -139,7 +140,7 @@ def _texts(place: str, values: Mapping[str, Any]) -> list[Text]:
                 "prompt",
                 reason=SAME_ANSWERS if chosen == rejected else EMPTY_ANSWER,
             )
-    return [Text(place, chosen[:shared], values[name][shared:]) for name in _SIDES]
+    return [text_with_media(place, fields, Text(place, chosen[:shared], values[name][shared:]), name) for name in _SIDES]
 
 
 def _conversations(place: str, fields: Fields, values: Mapping[str, Any], prompt: str | None) -> list[Chat]:

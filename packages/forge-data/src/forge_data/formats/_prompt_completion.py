@@ -33,7 +33,7 @@ def prompt_completion(place: str, fields: Fields) -> Chat | Text:
     Raises:
         DataError: one is text and the other messages, or one of them is neither.
     """
-    return answer(place, fields, "completion", media=True)
+    return answer(place, fields, "completion")
 
 
 def unpaired(place: str, fields: Fields) -> Unpaired:
@@ -69,28 +69,22 @@ def unpaired(place: str, fields: Fields) -> Unpaired:
     return Unpaired(place, completion, desirable)
 
 
-def answer(place: str, fields: Fields, field: str, *, media: bool = False) -> Chat | Text:
+def answer(place: str, fields: Fields, field: str) -> Chat | Text:
     """Read the prompt of a row, which may have images, and its answer in `field`.
-
-    Args:
-        place: of the row.
-        fields: of the row.
-        field: the answer's.
-        media: whether a prompt of plain text may have images too.
 
     Raises:
         DataError: one is text and the other messages, or one of them is neither.
     """
     prompt, given = fields["prompt"], fields[field]
     if isinstance(prompt, str) and isinstance(given, str):
-        for name in TEMPLATE_FIELDS if media else (*TEMPLATE_FIELDS, *MEDIA_FIELDS):
+        for name in TEMPLATE_FIELDS:
             if not is_empty(fields.get(name)) and fields[name] is not False:
                 raise DataError(
                     f"{place}: field {name} is {describe(fields[name])}, but prompt and {field} are text, which no chat "
                     "template writes; make both lists of messages, or take it out"
                 )
         text = Text(place, checked_text(place, "prompt", prompt), checked_text(place, field, given))
-        return _text_with_media(place, fields, text) if media else text
+        return text_with_media(place, fields, text, field)
     if not isinstance(prompt, list) or not isinstance(given, list):
         raise DataError(
             f"{place}: prompt is {describe(prompt)} and {field} is {describe(given)}; make both strings, or both lists of "
@@ -100,26 +94,26 @@ def answer(place: str, fields: Fields, field: str, *, media: bool = False) -> Ch
     return chat(place, fields, joined(before, after), len(before.messages), media=of_answer(answer_field, field))
 
 
-def _text_with_media(place: str, fields: Fields, text: Text) -> Text:
+def text_with_media(place: str, fields: Fields, text: Text, field: str = "completion") -> Text:
     """Return a text with the media of its row's columns.
 
     Each stands where its mark (`<image>`, `<video>`, `<audio>`) does in the prompt; without a mark of their kind all stand
-    before the prompt.
+    before the prompt. `field` has the completion.
 
     Raises:
         DataError: another number of marks than of media, or one in the completion.
     """
     given = {kind: media for kind in MARKS if (media := given_media(place, fields, kind))}
     for kind, media in given.items():
-        field = media[0].field.partition("[")[0]
+        column = media[0].field.partition("[")[0]
         if MARKS[kind] in text.completion:
             raise DataError(
-                f"{place}: field completion holds {MARKS[kind]}, and the row has {MANY[kind]}; what a model writes is text: "
+                f"{place}: field {field} holds {MARKS[kind]}, and the row has {MANY[kind]}; what a model writes is text: "
                 "put it into the prompt"
             )
         if (marks := text.prompt.count(MARKS[kind])) not in (0, len(media)):
             raise DataError(
-                f"{place}: field {field} holds {counted(len(media), MANY[kind])}, and {MARKS[kind]} stands in the prompt "
+                f"{place}: field {column} holds {counted(len(media), MANY[kind])}, and {MARKS[kind]} stands in the prompt "
                 f"{counted(marks, 'times')}; give each {kind} its place"
             )
     if not given:

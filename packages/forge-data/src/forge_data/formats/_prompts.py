@@ -14,7 +14,8 @@ from forge_data.formats._chat import MEDIA_FIELDS, TEMPLATE_FIELDS, chat
 from forge_data.formats._format import message_field
 from forge_data.formats._messages import MEDIA_ELSEWHERE, checked_messages
 from forge_data.formats._ms_swift import messages_of
-from forge_data.formats._samples import Chat
+from forge_data.formats._prompt_completion import text_with_media
+from forge_data.formats._samples import Chat, Text
 from forge_data.formats._tool_calls import with_call_turns
 from forge_data.formats._unread import is_empty, leaves_out_system
 
@@ -28,15 +29,15 @@ _MAX_DEPTH = 200
 class Question:
     """A prompt that is not tokenised yet."""
 
-    prompt: str | Chat | tuple[str | Chat, ...]
-    """Text or messages; or several of these, a query and its documents."""
+    prompt: str | Chat | Text | tuple[str | Chat, ...]
+    """Text or messages; text with media, without a completion; or several texts or messages, a query and its documents."""
     record: bytes
     """JSON of the prompt and of the row's further fields, as the store keeps it."""
 
     @property
     def empty(self) -> bool:
         """Whether the prompt has no text."""
-        if isinstance(self.prompt, tuple):
+        if isinstance(self.prompt, (tuple, Text)):
             return False
         if isinstance(self.prompt, str):
             return not self.prompt.strip()
@@ -63,7 +64,7 @@ def question(place: str, fields: Mapping[str, Any], *, media: bool = False, dire
     Args:
         place: place of the row.
         fields: its fields.
-        media: whether messages may have images; those in columns of the row are no further fields of it.
+        media: whether the prompt may have images; those in columns of the row are no further fields of it.
         directory: where relative paths of images begin; None where the rows lie in no directory of this machine.
 
     Raises:
@@ -84,8 +85,8 @@ def question(place: str, fields: Mapping[str, Any], *, media: bool = False, dire
         )
     (name,) = names
     value = from_json(fields[name]) if name == "messages" else fields[name]
-    if not media or not isinstance(value, list):
-        refuse_media(place, fields, of_text=media)
+    if not media:
+        refuse_media(place, fields)
     of_media = [each for each in MEDIA_FIELDS if media and not is_empty(fields.get(each))]
     columns = {field: given for field, given in fields.items() if field not in (name, *of_media)}
     if leaves_out_system({**fields, name: value}):
@@ -97,7 +98,11 @@ def question(place: str, fields: Mapping[str, Any], *, media: bool = False, dire
     if name == "prompt" and not isinstance(value, list):
         text = string(place, name, value)
         refuse_template_fields(place, fields)
-        return Question(text, record_of(place, text, columns))
+        asked: str | Text = text
+        if of_media:
+            found = text_with_media(place, fields, Text(place, text, ""))
+            asked = attrs.evolve(found, media=tuple(placed(place, medium, directory) for medium in found.media))
+        return Question(asked, record_of(place, text, columns))
     value, _ = with_call_turns(place, name, value)
     turns = checked_messages(place, name, value, media=media)
     if turns.messages and turns.messages[-1]["role"] not in _BEFORE_ASSISTANT:
@@ -114,14 +119,12 @@ def _field_of(name: str, _fields: Mapping[str, Any], index: int, part: str, _ans
     return message_field(name, index, part)
 
 
-def refuse_media(place: str, fields: Mapping[str, Any], *, of_text: bool = False) -> None:
-    """Refuse images in columns of rows of text; `of_text` where those of messages may have some."""
+def refuse_media(place: str, fields: Mapping[str, Any]) -> None:
+    """Refuse images in columns of rows of text."""
     for name in MEDIA_FIELDS:
         if not is_empty(fields.get(name)):
-            why = "it stands in a message, and the prompt is text; make it a list of messages, or take it out"
             raise DataError(
-                f"{place}: field {name} is {describe(fields[name])}, and "
-                f"{why if of_text else f'{MEDIA_ELSEWHERE}; take it out of the rows'}"
+                f"{place}: field {name} is {describe(fields[name])}, and {MEDIA_ELSEWHERE}; take it out of the rows"
             )
 
 

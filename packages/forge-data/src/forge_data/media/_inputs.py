@@ -185,10 +185,10 @@ class MediaInputs:
         The model's processor makes the prompt's own tokens of it, in a server too.
 
         Raises:
-            DataError: as of a call; or the store was made by a version that kept no text.
+            DataError: as of a call; or the prompt is plain text, or of a version that kept no text.
         """
         if prompt.text is None:
-            raise DataError(f"{place}: the store has no text of a prompt with media; prepare the rows again")
+            raise DataError(f"{place}: the store has no text of a prompt with media; prepare the rows again, as messages")
         media = [uri_of(medium, place, self._processor.sampling_rate) for medium in prompt.media]
         return Unexpanded(self._processor.ids_of(prompt.text), media, len(prompt.input_ids))
 

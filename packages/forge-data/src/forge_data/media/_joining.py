@@ -15,8 +15,8 @@ _SIZES = ((64, 96), (160, 48), (220, 230), (24, 24), (300, 30), (20, 240))
 """Pixels of made-up images that a processor cuts or pads in unlike ways, if it does so at all."""
 _CLIPS = (0.4, 1.1, 0.25, 2.3, 0.7, 1.6)
 """Seconds of made-up audio."""
-_VIDEOS = ((4, 64, 96), (2, 160, 48), (6, 60, 60), (4, 24, 72))
-"""Frames, height and width of made-up videos."""
+_VIDEOS = ((4, 56, 84), (2, 168, 56), (6, 56, 56), (4, 28, 84))
+"""Frames, height and width of made-up videos: whole patches, as MiniMax's processor, which resizes none, takes them."""
 
 
 class Joining(NamedTuple):

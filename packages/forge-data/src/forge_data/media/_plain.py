@@ -30,8 +30,8 @@ def write_plain(
         for field, text in (("prompt", prompt), ("completion", completion)):
             if placeholder in text:
                 raise DataError(
-                    f"{place}: field {field} has {placeholder!r} in its text, which stands for {ONE[kind]} of this model; "
-                    f"{MANY[kind]} are in the column {kind}s, so take it out of the text"
+                    f"{place}: the {field} has {placeholder!r} in its text, which stands for {ONE[kind]} of this model; "
+                    f"{MANY[kind]} are given beside it, so take it out of the text"
                 )
     asked, before = "", 0
     for at, medium in zip(places, media, strict=True):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Decoded = Pixels | Video | NDArray[np.float32]
     """An image, a video, or samples of audio."""
 
-_OF_TEXT = ("input_ids", "attention_mask", "text_replacement_offsets", "labels")
+_NO_ARRAYS = ("input_ids", "attention_mask", "text_replacement_offsets", "labels", "video_metadata")
 _BFLOAT16 = "bfloat16"
 PREFIX = "token_type_ids"
 """Of a processor that takes a suffix: 1 for its tokens, 0 for those before it."""
@@ -230,7 +230,7 @@ class ModelProcessor:
         else:
             replacements = [Replacement(each["span"][0], each["span"][1], each["replacement"]) for each in offsets[0]]
         ids = np.asarray(made["input_ids"][0], dtype=np.int32)
-        if "audio" in kinds and not all(np.isfinite(np.asarray(made[name])).all() for name in made.keys() - {*_OF_TEXT}):
+        if "audio" in kinds and not all(np.isfinite(np.asarray(made[name])).all() for name in made.keys() - {*_NO_ARRAYS}):
             raise DataError(f"{place}: {self.name} makes infinite numbers of the row's audio, which is too loud; mend it")
         self._check_arrays(place, made, ids, media)
         return Expanded(replacements, ids)
@@ -326,7 +326,7 @@ class ModelProcessor:
                 f"{place}: {self.name} makes {now} tokens of the row's media, which were prepared as {then}; prepare the rows "
                 "again, with the processor in use, and with `on_overflow` set to drop if they were cut"
             )
-        return {name: _array(values) for name, values in made.items() if name not in (*_OF_TEXT, *_OF_TOKENS)}
+        return {name: _array(values) for name, values in made.items() if name not in (*_NO_ARRAYS, *_OF_TOKENS)}
 
     def joining(self) -> "dict[Kind, dict[str, Joining]]":
         """Find how the processor joins the arrays of several texts, on some with unlike media.
@@ -415,7 +415,7 @@ class ModelProcessor:
             except DataError:
                 return frozenset()
             size = len(made["input_ids"][0])
-            others = made.keys() - {*_OF_TEXT, *_OF_TOKENS}
+            others = made.keys() - {*_NO_ARRAYS, *_OF_TOKENS}
             found.append({name for name in others if tuple(np.shape(made[name]))[:2] == (1, size)})
         return frozenset(found[0] & found[1])
 
@@ -485,9 +485,9 @@ class ModelProcessor:
         if any(images):
             given["images"] = images
         if videos := [each for row in media or () for each in row if isinstance(each, Video)]:
-            # Frames were chosen when they were read.
+            # Frames were chosen when they were read. Muse Glimmer writes times, and has none where they are not asked for.
             given |= {"videos": [each.frames for each in videos], "do_sample_frames": False}
-            given["video_metadata"] = [each.metadata() for each in videos]
+            given |= {"video_metadata": [each.metadata() for each in videos], "return_metadata": True}
         try:
             return self._processor(text=texts, **given, **({"add_special_tokens": False} | options))
         except Exception as error:

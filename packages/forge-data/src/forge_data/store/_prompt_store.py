@@ -34,10 +34,10 @@ class Prompt:
     `image` has its images as `prompt` has them, in a list where the row has one."""
 
     media: tuple[Media, ...] = ()
-    """Images of the messages, in order."""
+    """Images of the prompt, in order."""
 
     text: str | None = None
-    """Of a prompt with images, what the chat template wrote: one placeholder stands for each."""
+    """Of messages with images, what the chat template wrote: one placeholder stands for each."""
 
     def __len__(self) -> int:
         return len(self.input_ids)

@@ -10,12 +10,12 @@ from forge_data._errors import DataError, TokenizerError
 from forge_data._media import Media
 from forge_data.chat_template._template import ChatTemplate
 from forge_data.formats._prompts import Question
-from forge_data.formats._samples import Chat
+from forge_data.formats._samples import Chat, Text
 from forge_data.masking._conversation import Conversation
 from forge_data.masking._media import placeholders
 from forge_data.media._load import load_processor
 from forge_data.media._processor import ModelProcessor
-from forge_data.tokenizing._with_media import expanded
+from forge_data.tokenizing._with_media import expanded, written_plain
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
     """int32[S]."""
     media: tuple[Media, ...] = ()
     text: str | None = None
-    """With images: what the chat template wrote, with one placeholder for each."""
+    """With images: what the chat template wrote, with one placeholder for each; None of plain text."""
 
 
 class PromptEncoder:
@@ -71,13 +71,15 @@ class PromptEncoder:
                 pictured.append(self._pictured(each.prompt))
             elif isinstance(each.prompt, Chat):
                 written.append(self._template.prompt(each.prompt, opening=self._opening))
+            elif isinstance(each.prompt, Text):
+                pictured.append(self._plain(each.prompt))
         texts = [each.prompt for each in questions if isinstance(each.prompt, str)]
         # One call for text, which gets the tokenizer's own special tokens, and one for conversations, which contain theirs.
         chats, plain = iter(self._ids(written, special=False)), iter(self._ids(texts, special=True))
         with_media = iter(pictured)
         return [
             next(with_media)
-            if isinstance(each.prompt, Chat) and each.prompt.media
+            if isinstance(each.prompt, Text) or (isinstance(each.prompt, Chat) and each.prompt.media)
             else Asked(next(chats if isinstance(each.prompt, Chat) else plain))
             for each in questions
         ]
@@ -86,13 +88,28 @@ class PromptEncoder:
     def _processor(self) -> ModelProcessor:
         return load_processor(self._tokenizer.name_or_path, self._tokenizer)
 
-    def _pictured(self, chat: Chat) -> Asked:
-        """Tokenise messages with images as the model's processor does."""
+    def _processor_for(self, part: Chat | Text) -> ModelProcessor:
         try:
             processor = self._processor
         except TokenizerError as error:
-            raise TokenizerError(f"{chat.place}: {error}") from error
-        processor.check(chat.media, chat.place)
+            raise TokenizerError(f"{part.place}: {error}") from error
+        processor.check(part.media, part.place)
+        return processor
+
+    def _plain(self, text: Text) -> Asked:
+        """Tokenise plain text with images as the model's processor does, without an EOS behind it."""
+        processor = self._processor_for(text)
+        written, spans, _ = written_plain(text, processor)
+        encoded = self._tokenizer(
+            written.prompt, add_special_tokens=not written.apart, return_offsets_mapping=True, verbose=False
+        )
+        ids, places = np.array(encoded["input_ids"], dtype=np.int32), encoded["offset_mapping"]
+        media = spans.tokens(ids, np.array(places, dtype=np.int64))
+        return Asked(self._without_eos(ids.tolist(), places), media)
+
+    def _pictured(self, chat: Chat) -> Asked:
+        """Tokenise messages with images as the model's processor does."""
+        processor = self._processor_for(chat)
         rendered = self._template.rendered_prompt(chat, opening=self._opening)
         number = placeholders(rendered, processor.placeholders, chat.place, self._template.name)
         plain = Conversation(text=rendered.trace.text, spans=[], runs=[], notes=(), media=number)

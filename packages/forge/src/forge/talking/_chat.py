@@ -43,8 +43,9 @@ class _Side:
             made.append(text)
             print(visible(text), end="", flush=True)
 
-        asked = [*self._history, {"role": "user", "content": with_media(line, media)}]
-        given = [*self._media, *media]
+        content, own = with_media(line, media)
+        asked = [*self._history, {"role": "user", "content": content}]
+        given = [*self._media, *own]
         try:
             self._model.answer(asked, sampling, show, media=given)
             if not "".join(made).strip():

@@ -29,9 +29,9 @@ def generate(
         model_path: A model directory, an adapter directory, a run directory (its last export), or a hub name.
         prompt: What the user says; by default what standard input holds. With a tokenizer that has a chat template it becomes a
             user message.
-        image: Images that the prompt asks about, shown before its text; needs a multimodal model.
-        video: Videos that it asks about, shown before its text, behind images.
-        audio: Audio clips that it asks about, heard before its text, as images are shown.
+        image: Images that the prompt asks about, shown where it has `<image>`, or before its text; needs a multimodal model.
+        video: Videos that it asks about, shown where it has `<video>`, or before its text, behind images.
+        audio: Audio clips that it asks about, heard where it has `<audio>`, or before its text, as images are shown.
         max_new_tokens: Stop after so many tokens.
         temperature: 0 always takes the likeliest token; a higher one samples more freely.
         system: A system message before the prompt; needs a chat template.
@@ -52,16 +52,17 @@ def generate(
     media = [check_medium(str(each), kind) for kind, files in given.items() for each in files]
     prompt = _read_prompt() if prompt is None else prompt
     check_text(prompt, system, alone=not media)
+    content, media = with_media(prompt, media)
+    asked = {"role": "user", "content": content}
     model = AnsweringModel(model_path, seed=seed)
     print(model.about, file=sys.stderr)
     if not model.converses:
         if system is not None:
             raise SettingsError("system has no effect here: this tokenizer has no chat template.")
-        return model.answer(prompt, sampling, media=media)
+        return model.answer([asked], sampling, media=media)
     if (said := model.about_system(system)) is not None:
         print(said, file=sys.stderr)
     first = [{"role": "system", "content": system}] if system is not None else []
-    asked = {"role": "user", "content": with_media(prompt, media)}
     return model.answer([*first, asked], sampling, media=media)
 
 

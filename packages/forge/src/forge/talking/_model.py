@@ -19,6 +19,8 @@ import forge_accel
 import forge_algos
 import forge_data
 import forge_dist
+from forge._content import content_text, media_places
+from forge._counted import counted
 from forge._errors import SettingsError
 from forge._near import near
 from forge._printable import printable
@@ -118,14 +120,42 @@ def check_medium(path: str, kind: Kind) -> forge_data.Media:
     return forge_data.Media(kind, path=os.path.abspath(file), kind=kind)
 
 
-def with_media(text: str, media: Sequence[forge_data.Media]) -> str | list[dict[str, str]]:
-    """Return the content of a message, with media before its text where it has some.
+def with_media(text: str, media: Sequence[forge_data.Media]) -> tuple[str | list[dict[str, str]], list[forge_data.Media]]:
+    """Return the content of a message with media, and these in its order.
 
-    >>> with_media("What is it?", [forge_data.Media("image", "plum.png")])
+    They stand at their marks in the text (`<image>`, `<video>`, `<audio>`), as in rows; without a mark of their kind before it.
+    Without media it is the text.
+
+    Raises:
+        SettingsError: a text has other marks of a kind than media are given.
+
+    >>> with_media("What is it?", [forge_data.Media("image", "plum.png")])[0]
     [{'type': 'image'}, {'type': 'text', 'text': 'What is it?'}]
+    >>> with_media("Is <image> a plum?", [forge_data.Media("image", "plum.png")])[0]
+    [{'type': 'text', 'text': 'Is '}, {'type': 'image'}, {'type': 'text', 'text': ' a plum?'}]
     """
-    words = [{"type": "text", "text": text}] if text else []
-    return [*({"type": each.kind} for each in media), *words] if media else text
+    following: dict[str, list[forge_data.Media]] = {}
+    for each in media:
+        following.setdefault(each.kind, []).append(each)
+    for kind, given in following.items():
+        if (marks := text.count(f"<{kind}>")) not in (0, len(given)):
+            raise SettingsError(
+                f"the prompt has <{kind}> in it {counted(marks, 'times')}, and --{kind} is given "
+                f"{counted(len(given), 'times')}: give each its place, or leave <{kind}> out, and all stand before the text."
+            )
+    if not media:
+        return text, []
+    pieces = re.split(f"(<(?:{'|'.join(following)})>)", text)
+    marked = [piece[1:-1] for piece in pieces[1::2]]
+    found = [each for each in media if each.kind not in marked]
+    parts = [{"type": str(each.kind)} for each in found]
+    for at, piece in enumerate(pieces):
+        if at % 2:
+            found.append(following[piece[1:-1]].pop(0))
+            parts.append({"type": piece[1:-1]})
+        elif piece:
+            parts.append({"type": "text", "text": piece})
+    return parts, found
 
 
 class AnsweringModel:
@@ -195,10 +225,10 @@ class AnsweringModel:
         """Answer a conversation, or continue a text where there is no chat template.
 
         Args:
-            asked: messages, or a text that is continued as it stands.
+            asked: messages, or a text that is continued as it stands; without a chat template the last message is one.
             sampling: how the answer is drawn.
             shown: is given the answer piece by piece, as it is made.
-            media: of the messages' parts, such as `{"type": "image"}`, in their order; of a text those before it.
+            media: of the messages' parts, such as `{"type": "image"}`, in their order.
 
         Returns:
             The answer, without special tokens.
@@ -255,13 +285,14 @@ class AnsweringModel:
     def _inputs(self, asked: str | Sequence[Mapping[str, Any]], media: Sequence[forge_data.Media]) -> dict[str, Any]:
         """Return the arguments of the first forward, as training makes them, on the device."""
         device = self._machine.device.value
-        # Before a text that no chat template writes.
-        places = [0] * len(media) if isinstance(asked, str) else None
-        if isinstance(asked, str) and not media:
-            inputs = self._tokenizer(asked, return_tensors="pt")
+        content = asked if isinstance(asked, str) else asked[-1]["content"]
+        plain = isinstance(asked, str) or not self.converses
+        if plain and not media:
+            inputs = self._tokenizer(content_text(content), return_tensors="pt")
         else:
             of_media = self._of_media if media else None
-            text = asked if isinstance(asked, str) else self._written(asked)
+            text = content_text(content) if plain else self._written(asked)
+            places = media_places(content) if plain else None
             if of_media is not None:
                 import torch
 
@@ -273,7 +304,7 @@ class AnsweringModel:
             inputs = self._tokenizer(text, add_special_tokens=False, return_tensors="pt")
         return {name: inputs[name].to(device) for name in ("input_ids", "attention_mask")}
 
-    def _written(self, asked: Sequence[Mapping[str, Any]]) -> str:
+    def _written(self, asked: Any) -> str:
         """Return a conversation as the chat template writes it.
 
         Raises:

@@ -15,7 +15,7 @@ import forge_algos
 import forge_data
 import forge_dist
 from forge._clock import now
-from forge._content import content_text
+from forge._content import content_text, media_places
 from forge._disk import writing
 from forge._errors import SettingsError
 from forge.tasks._media import media_inputs
@@ -182,7 +182,8 @@ def prompts_of(s: Any, tokenizer: Any, prompts: Sequence[Asked]) -> list[Prompt]
     for asked in prompts:
         text = _written(tokenizer, asked)
         if asked.media:
-            places = None if tokenizer.chat_template else _places(asked.prompt)
+            last: Any = asked.prompt[-1]
+            places = None if tokenizer.chat_template else media_places(last["content"])
             where = f"eval_prompts {asked.where}"
             try:
                 of_media = media_inputs(s, tokenizer)
@@ -245,18 +246,6 @@ def _written(tokenizer: Any, asked: Asked) -> str:
             "Give a text and images."
         )
     return content_text(messages[-1]["content"])
-
-
-def _places(messages: Any) -> list[int]:
-    """Return the character of the last message before which each medium stands."""
-    places, at = [], 0
-    content: Any = messages[-1]["content"]
-    for part in content:
-        if part["type"] == "text":
-            at += len(part["text"])
-        else:
-            places.append(at)
-    return places
 
 
 def _of_file(path: Path) -> list[Asked]:

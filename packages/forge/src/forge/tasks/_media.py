@@ -109,6 +109,12 @@ def check_prompt_media(s: Any, *stores: Any) -> None:
     check_media(s, *stores)
     check_media_texts(s, *stores)
     own = s.objective
+    if media_inputs(s).marks:
+        raise SettingsError(
+            f"prompts with {media_names(*stores)}: this model's prompt sees what is ahead of it, and its completions do not "
+            "(PaliGemma), which is not sampled here while training. Train it on answers: forge sft, distill, dpo or kto."
+        )
+    _check_plain_prompts(own, *stores)
     if getattr(own, "sampler", "transformers") != "transformers":
         if own.sampler == "sglang" and any("video" in store.media_kinds for store in stores if store is not None):
             raise SettingsError(
@@ -119,6 +125,22 @@ def check_prompt_media(s: Any, *stores: Any) -> None:
             _check_served_parts(s)
     if getattr(own, "reward_model_path", None) is not None:
         check_reward_media(own.reward_model_path, *stores)
+
+
+def _check_plain_prompts(own: Any, *stores: Any) -> None:
+    """Refuse plain text with media for a server or a reward model, which take conversations."""
+    sampler, rewards = getattr(own, "sampler", "transformers"), getattr(own, "reward_model_path", None)
+    if sampler == "transformers" and rewards is None:
+        return
+    for store in stores:
+        rows = store.media_counts[:, 0].nonzero()[0].tolist() if has_media(store) else ()
+        if (plain := next((row for row in rows if isinstance(store[row].prompt, str)), None)) is not None:
+            which = f"sampler={sampler}" if rewards is None else f"reward_model_path {rewards}"
+            raise SettingsError(
+                f"{which} and {store.source(plain)}: its prompt is plain text with {media_names(store)}, and conversations "
+                f"alone are given to it with them. Make prompts lists of messages, or leave "
+                f"{which.partition('=')[0].partition(' ')[0]} out."
+            )
 
 
 def _check_served_parts(s: Any) -> None:

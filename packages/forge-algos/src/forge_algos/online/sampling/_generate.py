@@ -289,8 +289,10 @@ class GenerateSampler:
         fed as every drawn one is.
         """
         repeats = len(set(numbers)) < len(numbers) and min(len(prompt.ids) for prompt in prompts) > 1
-        # Positions that go by the longest row would be others for all tokens but the last than for all.
-        repeats = repeats and not growing_positions(self._model, ids.shape[1])
+        # Positions that go by the longest row would be others for all tokens but the last than for all. That one is fed without
+        # media, so that it must stand for none.
+        text = self._media is None or self._media.token_ids.isdisjoint(int(prompt.ids[-1]) for prompt in prompts)
+        repeats = repeats and text and not growing_positions(self._model, ids.shape[1])
         if repeats and self._may_repeat(any(prompt.media for prompt in prompts), numbered=numbered):
             cache = self._repeated(prompts, numbers, ids, mask)
             if cache is not None:

@@ -14,7 +14,7 @@ import numpy as np
 import forge_data
 from forge._errors import SettingsError
 from forge.tasks.items._items import Ints
-from forge.tasks.items._media import MediaRows, PromptMedia
+from forge.tasks.items._media import MediaRows, PromptMedia, media_names
 from forge.tasks.items._prompts import Prompts
 
 ANSWER = "completion"
@@ -94,6 +94,11 @@ class Demonstrations(Prompts):
     def _taught(self, index: int, tokenizer: Any, template: str) -> Any:
         prompt = self.store[index]
         where = self.source(index)
+        if prompt.media and isinstance(prompt.prompt, str):
+            raise SettingsError(
+                f"{where}: its prompt is plain text with {media_names(self.store)}, and a teacher is shown the demonstration "
+                "in a message: make the prompt a list of messages, or take the row out."
+            )
         if _has_image(prompt.columns.get(ANSWER)):
             raise SettingsError(f"{where}: its demonstration has an image; a teacher is shown an answer in words.")
         demonstration = _text(prompt.columns.get(ANSWER))
