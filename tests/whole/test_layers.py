@@ -24,6 +24,7 @@ STAGES = {
     "forge-data": """
         .
         reading  formats  findings  media
+        formats/questions
         chat_template
         masking
         tokenizing

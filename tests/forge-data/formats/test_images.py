@@ -10,10 +10,10 @@ from hypothesis import given, strategies as st
 from forge_data import DataError, Format, messages_with_media
 from forge_data.formats import _registry
 from forge_data.formats._messages import text_of
-from forge_data.formats._prompts import question
 from forge_data.formats._registry import convert, detect
-from forge_data.formats._text_pairs import text_pair
-from forge_data.formats._texts import labelled
+from forge_data.formats.questions._prompts import question
+from forge_data.formats.questions._text_pairs import text_pair
+from forge_data.formats.questions._texts import labelled
 
 pytestmark = pytest.mark.together
 

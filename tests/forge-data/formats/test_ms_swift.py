@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from forge_data import BadPairError, DataError, prepare, tokenize
-from forge_data.formats._prompts import question
 from forge_data.formats._registry import built_in, convert, detect
 from forge_data.formats._samples import Chat, Document, Preference, Unpaired
+from forge_data.formats.questions._prompts import question
 
 USER, BOT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
 SYSTEM = {"role": "system", "content": "be brief"}

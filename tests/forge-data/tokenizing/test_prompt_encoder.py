@@ -4,7 +4,7 @@ import pytest
 from tokenizers import processors
 
 from forge_data import DataError, TemplateError
-from forge_data.formats._prompts import question
+from forge_data.formats.questions._prompts import question
 from forge_data.tokenizing._prompt_encoder import PromptEncoder
 
 from ..families import FAMILIES

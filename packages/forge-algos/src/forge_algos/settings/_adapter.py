@@ -152,7 +152,9 @@ class AdapterSettings:
     adapter_path: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text))
     """Directory of a LoRA adapter to go on from, as forge, PEFT, TRL, Axolotl and LLaMA-Factory write it.
     Its rank, scale and targets are those of the run, and it is exported beside the same base."""
-    target_modules: tuple[str, ...] | None = attrs.field(**{**_names, "validator": attrs.validators.optional(_check_targets)})
+    target_modules: tuple[str, ...] | None = attrs.field(
+        default=None, converter=_tuple, validator=attrs.validators.optional(_check_targets)
+    )
     """Which linear layers and experts: names or last parts of names, patterns with * and ?, re: and a regular expression of
     whole names, or kinds (attention, mlp, experts, router, all-linear). By default all but the head; for ia3 those that PEFT
     has for the architecture."""

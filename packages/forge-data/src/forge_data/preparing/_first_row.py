@@ -7,10 +7,10 @@ from typing import Any
 
 from forge_data._errors import BadPairError, DataError
 from forge_data._formats import AUTO
-from forge_data.formats._prompts import question
 from forge_data.formats._registry import check_name, convert, detect
-from forge_data.formats._text_pairs import text_pair
-from forge_data.formats._texts import labelled as read_labelled
+from forge_data.formats.questions._prompts import question
+from forge_data.formats.questions._text_pairs import text_pair
+from forge_data.formats.questions._texts import labelled as read_labelled
 from forge_data.reading._dataset_info import is_described
 from forge_data.reading._huggingface import is_saved
 from forge_data.reading._memory import InMemoryRows

@@ -19,8 +19,8 @@ from forge_data._options import PairOptions, PromptOptions, TextOptions
 from forge_data._settings import MAX_BAD_ROWS
 from forge_data._shard import Shard
 from forge_data.findings._rules import Where
-from forge_data.formats._prompts import Question, question, with_lengths, with_text
 from forge_data.formats._samples import Chat
+from forge_data.formats.questions._prompts import Question, question, with_lengths, with_text
 from forge_data.linting._lost import reason_of, refused
 from forge_data.preparing._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
 from forge_data.preparing._prepare import check_whole, checked_directory, known_part, reusable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_data._options import PairOptions
 from forge_data._settings import MAX_BAD_ROWS
-from forge_data.formats._text_pairs import text_pair
+from forge_data.formats.questions._text_pairs import text_pair
 from forge_data.preparing._prepare_prompts import prepare_questions
 from forge_data.reading._sources import DataPath
 from forge_data.store._prompt_store import PromptStore

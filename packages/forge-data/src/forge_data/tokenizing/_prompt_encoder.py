@@ -9,8 +9,8 @@ import numpy as np
 from forge_data._errors import DataError, TokenizerError
 from forge_data._media import Media
 from forge_data.chat_template._template import ChatTemplate
-from forge_data.formats._prompts import Question
 from forge_data.formats._samples import Chat, Text
+from forge_data.formats.questions._prompts import Question
 from forge_data.masking._conversation import Conversation
 from forge_data.masking._media import placeholders
 from forge_data.media._load import load_processor

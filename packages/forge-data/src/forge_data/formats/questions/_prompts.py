@@ -73,8 +73,8 @@ def question(place: str, fields: Mapping[str, Any], *, media: bool = False, dire
     """
     if "query" in fields and not any(name in fields for name in ("prompt", "messages")):
         rest = {name: each for name, each in fields.items() if name not in ("query", "system", "history")}
-        asked = {name: fields[name] for name in ("query", "system", "history") if name in fields}
-        fields = {"messages": messages_of(place, asked), **rest}
+        said = {name: fields[name] for name in ("query", "system", "history") if name in fields}
+        fields = {"messages": messages_of(place, said), **rest}
     names = [name for name in ("prompt", "messages") if name in fields]
     if len(names) != 1:
         has = ", ".join(map(repr, fields)) or "(none)"

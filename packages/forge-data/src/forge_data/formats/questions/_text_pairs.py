@@ -15,9 +15,9 @@ from forge_data._media_values import is_pil_image, placed
 from forge_data._values import describe, from_json, string
 from forge_data.formats._chat import MEDIA_FIELDS, chat
 from forge_data.formats._messages import Turns, checked_messages
-from forge_data.formats._prompts import Question, record_of, refuse_media
 from forge_data.formats._samples import Chat
 from forge_data.formats._unread import is_empty, unread
+from forge_data.formats.questions._prompts import Question, record_of, refuse_media
 
 QUERIES = ("query", "anchor", "question")
 """Fields that a query may be called."""

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from forge_data import DataError
-from forge_data.formats._prompts import question
 from forge_data.formats._samples import Chat
+from forge_data.formats.questions._prompts import question
 
 USER, BOT, TOOL = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}, {"role": "tool", "content": "4"}
 json_values = st.recursive(

@@ -11,8 +11,8 @@ from forge_data._values import checked_text, describe, from_json, string
 from forge_data.formats._chat import MEDIA_FIELDS, chat
 from forge_data.formats._format import message_field
 from forge_data.formats._messages import checked_messages
-from forge_data.formats._prompts import Question, record_of, refuse_media, refuse_template_fields
 from forge_data.formats._unread import is_empty
+from forge_data.formats.questions._prompts import Question, record_of, refuse_media, refuse_template_fields
 
 
 def labelled(
