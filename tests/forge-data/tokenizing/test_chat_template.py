@@ -31,6 +31,13 @@ def test_a_file(qwen, tmp_path):
     assert with_template(qwen, None, {}) is qwen
 
 
+def test_an_error_names_the_template_that_was_given(qwen, tmp_path):
+    """What a file refuses is not said of the model's own template."""
+    (tmp_path / "t.jinja").write_text("{{ raise_exception('no systems') }}")
+    with pytest.raises(DataError, match=r"row: the chat template \S+t\.jinja refuses the conversation: no systems"):
+        tokenize(ROW, qwen, chat_template=tmp_path / "t.jinja")
+
+
 def test_a_name():
     """A name is that of one of the tokenizer's own templates; another one is refused with the names that there are."""
     tokenizer = FAMILIES["command-r"].tokenizer()

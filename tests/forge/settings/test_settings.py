@@ -11,10 +11,14 @@ from hypothesis import given, strategies as st
 
 from forge import SettingsError
 from forge.cli._app import main
+from forge.settings._added import is_added
 from forge.settings._settings import flat_fields, resolve, signature_of
 from forge.verbs._online import GRPOSettings
 from forge.verbs._preferences import DPOSettings
+from forge.verbs._registry import VERBS, task_of
 from forge.verbs._sft import SFTSettings
+from forge_algos.adaptations import ADAPTERS, AdapterKind
+from forge_algos.losses import POLICY_KINDS, PolicyKind
 
 REQUIRED: dict[str, Any] = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o"}
 
@@ -245,3 +249,23 @@ def test_a_warm_up_and_a_decay_fit_into_the_run(warmup: dict[str, float]) -> Non
         s.check_length(9)
     with pytest.raises(SettingsError, match="decay_steps=5 after"):
         resolve(SFTSettings, ("argument", {**given, "decay_steps": 5, "max_steps": 9}))
+
+
+def test_a_row_that_a_script_added_is_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/extending.md: a row of a table is all that `forge.sft(adapter="loha")` and `loss_type="whole"` need."""
+    asked: list[tuple[Any, str, str]] = [(SFTSettings, "adapter", "loha"), (GRPOSettings, "loss_type", "whole")]
+    more: dict[str, dict[str, Any]] = {"adapter": {}, "loss_type": {"reward": "rewards:short"}}
+    for kind, name, value in asked:
+        with pytest.raises(SettingsError, match=f"{name} must be one of .*, not '{value}'"):
+            resolve(kind, ("argument", {**REQUIRED, **more[name], name: value}))
+    monkeypatch.setitem(ADAPTERS, "loha", AdapterKind(learning_rate=3e-4, peft="LoHaConfig", arguments={"r": "lora_r"}))
+    monkeypatch.setitem(POLICY_KINDS, "whole", PolicyKind(ratio="sequence_sum", reduce="mean", grpo=True))
+    for kind, name, value in asked:
+        assert resolve(kind, ("argument", {**REQUIRED, **more[name], name: value})).origins[name] == "argument"
+
+
+def test_no_other_choice_is_added() -> None:
+    """Whatever a setting's type names is all that its validator takes, of every verb."""
+    for verb in VERBS:
+        for _, field in flat_fields(task_of(verb).settings):
+            assert not is_added(field, "no such choice"), field.name

@@ -63,15 +63,21 @@ class _Program(NamedTuple):
     """Compiles it for symbols, once."""
 
 
+GIVEN = "_given_chat_template"
+"""Attribute of a tokenizer whose template is not its own: the name or file that was given for it."""
+
+
 class ChatTemplate:
     """The chat template of one tokenizer."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
-        self.name = f"the chat template of {tokenizer.name_or_path or type(tokenizer).__name__}"
+        owner = tokenizer.name_or_path or type(tokenizer).__name__
+        given = getattr(tokenizer, GIVEN, None)
+        self.name = f"the chat template of {owner}" if given is None else f"the chat template {given}"
         if not tokenizer.chat_template:
             raise TemplateError(
-                f"{self.name.removeprefix('the chat template of ')} has no chat template, and rows of messages (and "
+                f"{owner} has no chat template, and rows of messages (and "
                 "ShareGPT's and Alpaca's) need one: use the instruct model's tokenizer, give one with `chat_template` (chatml "
                 "and others by name, or a file), or give rows of prompt and completion strings"
             )

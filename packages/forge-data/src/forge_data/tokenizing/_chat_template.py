@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from forge_data._errors import DataError, TemplateError
 from forge_data._paths import expand_user
 from forge_data._values import nearest
+from forge_data.chat_template._template import GIVEN
 from forge_data.chat_template._traced_jinja import compile_template
 from forge_data.tokenizing._named_templates import CHAT_TEMPLATES, named_template
 
@@ -42,6 +43,8 @@ def with_template(
     templates = _chosen(tokenizer, chat_template)
     made = copy.deepcopy(tokenizer)
     made.chat_template = _with_defaults(templates, arguments or {}, chat_template, tokenizer.special_tokens_map)
+    if chat_template is not None:
+        setattr(made, GIVEN, chat_template)
     return made
 
 

@@ -25,6 +25,7 @@ import forge_dist
 import forge_packing
 from forge._counted import counted
 from forge._errors import SettingsError
+from forge.settings._added import is_added
 from forge.settings._backends import FORGE, BackendSettings, backend_class
 from forge.settings._elsewhere import meant, unknown
 from forge.settings._origin import origin_note
@@ -395,10 +396,9 @@ def converted(field: attrs.Attribute[Any], value: object, origin: str) -> object
     kinds = get_args(field.type) if get_origin(field.type) in (Union, types.UnionType) else (field.type,)
     if value is None and (types.NoneType in kinds or field.default is attrs.NOTHING):
         return None
-    for kind in kinds:
-        converted = _as_kind(kind, value, from_text=origin.startswith("recipe"))
-        if converted is not None:
-            return converted
+    tried = (_as_kind(kind, value, from_text=origin.startswith("recipe")) for kind in kinds)
+    if (found := next((each for each in tried if each is not None), None)) is not None or is_added(field, value):
+        return value if found is None else found
     reason = field.metadata.get("refused", {}).get(value) if isinstance(value, str) else None
     if reason is not None:
         raise SettingsError(f"{field.name}={value}{origin_note(origin)} is not available: {reason}. Leave {field.name} out.")

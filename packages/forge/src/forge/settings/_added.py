@@ -1,0 +1,18 @@
+"""Choice of a setting that a script added to a table from outside."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_origin
+
+import attrs
+
+
+def is_added(field: attrs.Attribute[Any], value: object) -> bool:
+    """Check for a further choice: a row that was added to a table, which the field's own validator reads."""
+    if not isinstance(value, str) or get_origin(field.type) is not Literal or field.validator is None:
+        return False
+    try:
+        field.validator(None, field, value)
+    except (TypeError, ValueError):
+        return False
+    return True
