@@ -169,7 +169,7 @@ def sft(family: Family, rows: Rows, home: Path, *, whole: bool = False) -> Answe
     more = {**all_parts(rows.kinds), **family.parts} if whole else {}
     run = forge.sft(**settings | more, model_path=str(model), data_path=str(data), ckpt_output_dir=str(home / "run")).output_dir
     store, plan = planned(run)
-    inputs = pictures.inputs_of(model, data)
+    inputs = rows.inputs_of(model, data)
     if rows.kind == VIDEO:
         same_arrays(store, model, inputs)
     batches = [samples(store, plan.samples(step).tolist(), inputs) for step in range(plan.num_steps)]
@@ -192,7 +192,7 @@ def dpo(family: Family, rows: Rows, home: Path) -> Answer:
     model, data = save(family, home / "model"), rows.preferences()
     run = _verb("dpo", family, data, home, **pairs.GIVEN, beta=pairs.BETA)
     (store, plan), tuned = planned(run), plain(model)
-    known = pairs.pairs_of(store, data, model)
+    known = rows.pairs_of(store, data, model)
     with torch.no_grad():
         references = [pairs.terms(tuned, pair) for pair in known]
 
@@ -207,7 +207,7 @@ def kto(family: Family, rows: Rows, home: Path) -> Answer:
     model, data = save(family, home / "model"), rows.rated()
     run = _verb("kto", family, data, home, **rated_answers.GIVEN)
     (store, plan), tuned = planned(run), plain(model)
-    answers = rated_answers.Answers(store, data, model)
+    answers = rows.answers(store, data, model)
     references = answers.references(tuned)
     return compare(run, model, pictures.steps(tuned, plan, lambda taken: answers.loss(tuned, taken, *references)))
 
@@ -218,7 +218,7 @@ def distill(family: Family, rows: Rows, home: Path) -> Answer:
     teacher = save(family, home / "teacher", seed=21)
     run = _verb("distill", family, data, home, **teachers.GIVEN, teacher_path=str(teacher))
     (store, plan), tuned, other = planned(run), plain(model), plain(teacher)
-    known = samples(store, list(range(len(store))), pictures.inputs_of(model, data))
+    known = samples(store, list(range(len(store))), rows.inputs_of(model, data))
     steps = pictures.steps(tuned, plan, lambda taken: teachers.divergence(tuned, other, [known[at] for at in taken]))
     return compare(run, model, steps, least=0.1)
 

@@ -36,6 +36,8 @@ class Family(NamedTuple):
     """Heights and widths of files of videos."""
     frames: str = ""
     """Of a file, those that its processor takes."""
+    plain: bool = False
+    """Whether its rows are plain text with images, for it has no chat template."""
     parts: Mapping[str, Any] = {}
     """Settings of parts that train, where they are not those of all."""
     tokens: int = 640
@@ -55,6 +57,7 @@ _PARTS_DRIFT = {"grpo_all_parts": ROUNDING}
 _DEAF = {"dpo": "keep documents with media apart"}
 _ONE_A_ROW = {"dpo": "pairs of answers with images"}
 _NOT_JOINED = {"dpo": "arrays that are not joined"}
+_SEES_AHEAD = dict.fromkeys(_SAMPLED, "prompt sees what is ahead")
 _WHOLE_PATCHES = ((56, 84), (84, 56), (28, 56))
 _NO_TOWER = dict.fromkeys(("all_parts", "grpo_all_parts"), "names no vision tower")
 
@@ -123,6 +126,8 @@ FAMILIES = (
     Family("Muse Spark", grids.muse_spark, (IMAGE, BOTH)),
     Family("Muse Spark", grids.muse_spark, (AUDIO,), parts={"freeze_multi_modal_projector": True}),
     Family("Perception LM, `vision_input_type=vanilla`", tiles.perception_lm),
+    Family("PaliGemma, plain text", tiles.paligemma, plain=True, refused=_SEES_AHEAD),
+    Family("PaliGemma 2, plain text", tiles.paligemma2, plain=True, refused=_SEES_AHEAD),
     Family("Video-LLaVA", tiles.video_llava),
     Family("Gemma 3n", tiles.gemma3n, tokens=2000, skipped=_PARTS_DRIFT),
     Family("Qwen2-Audio", pictures.FAMILIES["qwen2-audio"], (AUDIO,)),

@@ -16,7 +16,12 @@ from transformers.video_utils import load_video
 
 import forge_data
 from tests import films
-from tests.whole import test_images_online as prompted
+from tests.whole import (
+    test_images_of_answers as rated_answers,
+    test_images_of_pairs as pairs,
+    test_images_online as prompted,
+    texts,
+)
 from tests.whole.conftest import write_rows
 
 ROWS = 12
@@ -27,6 +32,10 @@ class Rows:
 
     def __init__(self, family: Family, kind: str, folder: Path) -> None:
         self.kind, self.folder, self._family = kind, folder, family
+        of_texts = (texts.inputs_of, texts.pairs_of, texts.Rated)
+        of_messages = (pictures.inputs_of, pairs.pairs_of, rated_answers.Answers)
+        # What the model's processor makes of rows, of both sides of pairs, and of rated answers.
+        self.inputs_of, self.pairs_of, self.answers = of_texts if family.plain else of_messages
         self._fewest, self._most = family.media if kind in {AUDIO, VIDEO} else (0, 2)
 
     @property
@@ -38,7 +47,9 @@ class Rows:
         return self._fewest + (number + 1) % (self._most - self._fewest + 1)
 
     def conversations(self) -> Path:
-        """Write conversations of one or two turns."""
+        """Write conversations of one or two turns, or plain texts."""
+        if self._family.plain:
+            return texts.rows(self.folder, ROWS)
         if self.kind == BOTH:
             rows = [_both(self.folder, number) for number in range(ROWS)]
         else:
@@ -55,10 +66,15 @@ class Rows:
 
     def preferences(self) -> Path:
         """Write prompts with a chosen and a rejected answer."""
+        if self._family.plain:
+            return write_rows(self.folder / "pairs.jsonl", [texts.pair(texts.row(self.folder, each)) for each in range(ROWS)])
         return write_rows(self.folder / "pairs.jsonl", self._pairs())
 
     def rated(self) -> Path:
         """Write rated answers, a third of them unwanted."""
+        if self._family.plain:
+            found = [texts.rated_row(texts.row(self.folder, each), each) for each in range(ROWS)]
+            return write_rows(self.folder / "rated.jsonl", found)
         rows = [
             {"prompt": row["prompt"], "completion": row["chosen" if each % 3 else "rejected"], "label": bool(each % 3)}
             for each, row in enumerate(self._pairs())
@@ -68,6 +84,8 @@ class Rows:
     def prompts(self) -> Path:
         """Write prompts, what is to be answered, and the rewards' module."""
         (self.folder / "picture_rewards.py").write_text(prompted.REWARDS, encoding="utf-8")
+        if self._family.plain:
+            return self.conversations()
         rows = [{"prompt": row["prompt"], "answer": row["chosen"][0]["content"]} for row in self._pairs()]
         return write_rows(self.folder / "prompts.jsonl", rows)
 

@@ -23,8 +23,8 @@ from media_parts import (
     tokenizer,
 )
 
-gemma3, llava, llava_next, idefics2, mllama = (
-    pictures.FAMILIES[name] for name in ("gemma3", "llava", "llava-next", "idefics2", "mllama")
+gemma3, llava, llava_next, idefics2, mllama, paligemma2 = (
+    pictures.FAMILIES[name] for name in ("gemma3", "llava", "llava-next", "idefics2", "mllama", "paligemma")
 )
 
 CLIP = {**TOWER, "model_type": "clip_vision_model"}
@@ -220,6 +220,13 @@ def gemma4_unified() -> Made:
     vision = {"patch_size": 14, "pooling_kernel_size": 2, "mm_embed_dim": 32, "mm_posemb_size": 64, "output_proj_dims": 32}
     config = {"text_config": text, "vision_config": vision, "audio_config": {"audio_embed_dim": 16}}
     return _gemma4("Gemma4UnifiedConfig", "Gemma4Unified", "Gemma4UnifiedImageProcessor", config)
+
+
+def paligemma() -> Made:
+    """Make PaliGemma, whose language part is the first Gemma."""
+    config, made = paligemma2()
+    fields = {name: getattr(config, name) for name in ("vision_config", "projection_dim", "hidden_size", "image_token_index")}
+    return new("PaliGemmaConfig", text_config={**TEXT, "model_type": "gemma", "vocab_size": 1536}, **fields), made
 
 
 def gemma3n() -> Made:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMultimodalLM, AutoProcessor
 from transformers.image_utils import load_image
 
@@ -19,39 +21,25 @@ from forge_algos import online
 
 from . import (
     pictures,
-    reference,
     test_images_of_answers as rated,
     test_images_of_pairs as preferred,
+    test_images_of_teachers as teachers,
     test_images_online as drawn,
+    texts,
 )
 from .conftest import write_rows
 from .policies import oracle as updates
-from .three_steps import SETTINGS, figures, oracle
+from .three_steps import SETTINGS, figures, oracle, samples
 
 GIVEN: dict[str, Any] = {**SETTINGS, "effective_batch_size": 6, "max_tokens_per_gpu": 96}
 ROWS = 18
 ASKED = ("caption", "", "left <image> right")
-OTHER = "\n no plum"
-"""The rejected answer of a pair, and an unwanted one."""
-
-
-def _row(folder: Path, number: int) -> dict[str, Any]:
-    """One image before the prompt, two at marks in it, or none, in turn."""
-    (folder / "images").mkdir(exist_ok=True)
-    count = (1, 2, 0)[number % 3]
-    files = [f"images/{number}_{each}.png" for each in range(count)]
-    for each, file in enumerate(files):
-        pictures.picture(10 * number + each).save(folder / file)
-    prompt = f"caption the picture {number} in a few words"
-    prompt = f"<image>before {prompt} <image>" if count == 2 else prompt
-    return {"prompt": prompt, "completion": f"\n {number} plums and a cherry", **({"images": files} if files else {})}
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows in a file, beside their images."""
-    folder = tmp_path_factory.mktemp("texts")
-    return write_rows(folder / "rows.jsonl", [_row(folder, number) for number in range(ROWS)])
+    return texts.rows(tmp_path_factory.mktemp("texts"), ROWS)
 
 
 @pytest.fixture(scope="module", params=["paligemma", "llava"])
@@ -72,48 +60,15 @@ def run(model: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return forge.sft(model_path=str(model), data_path=str(data), ckpt_output_dir=out, **GIVEN, **parts, **asks).output_dir
 
 
-def _asked(processor: Any, row: dict[str, Any], folder: Path) -> dict[str, torch.Tensor]:
-    """What the processor makes of a row, as its documentation asks it, with `labels`."""
-    images = [load_image(str(folder / file)) for file in row.get("images", [])]
-    eos, count = processor.tokenizer.eos_token, row["prompt"].count("<image>")
-    prompt = row["prompt"] if count else "<image>" * len(images) + row["prompt"]
-    if not images:
-        ids = processor.tokenizer(prompt + row["completion"] + eos, return_tensors="pt")["input_ids"]
-        learned = len(processor.tokenizer(row["completion"] + eos)["input_ids"])
-        marks = {"token_type_ids": torch.ones_like(ids)} if _takes_suffix(processor) else {}
-        return {"input_ids": ids, "labels": _labels(ids, learned)} | marks
-    if _takes_suffix(processor):
-        arrays = processor(text=[prompt], images=[images], suffix=[row["completion"]], return_tensors="np")
-        return {name: torch.as_tensor(array) for name, array in arrays.items()}
-    made = dict(processor(text=[prompt + row["completion"] + eos], images=[images], return_tensors="pt"))
-    return made | {"labels": _labels(made["input_ids"], len(processor.tokenizer(row["completion"] + eos)["input_ids"]))}
-
-
-def _takes_suffix(processor: Any) -> bool:
-    return type(processor).__name__ == "PaliGemmaProcessor"
-
-
-def _labels(ids: torch.Tensor, learned: int) -> torch.Tensor:
-    return torch.where(torch.arange(ids.shape[1]) >= ids.shape[1] - learned, ids, -100)
-
-
 def test_losses(run: Path, model: Path, data: Path) -> None:
     """Ids, labels, losses and gradient norms of tower, projector and language part are plain transformers'."""
     processor: Any = AutoProcessor.from_pretrained(model)
-    given = [json.loads(line) for line in data.read_text().splitlines()]
-
-    def inputs(store: forge_data.TokenStore, at: int) -> dict[str, torch.Tensor]:
-        made = _asked(processor, given[int(store.source(at).rpartition(":")[2]) - 1], data.parent)
-        assert made.pop("input_ids")[0].tolist() == store[at].input_ids.tolist()
-        assert made.pop("labels")[0].tolist() == store[at].labels.tolist()
-        return made
-
     log = (run / "log.txt").read_text()
     # In transformers 5.23 PaliGemma's documents lie in padded lines.
-    assert ("images: several in a row" in log) is (_takes_suffix(processor) <= (transformers.__version__ >= "5.24"))
+    assert ("images: several in a row" in log) is (texts.takes_suffix(processor) <= (transformers.__version__ >= "5.24"))
     assert ": loaded back, " in log
     plain = AutoModelForMultimodalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
-    expected = oracle(run, plain, inputs=inputs)
+    expected = oracle(run, plain, inputs=texts.inputs_of(model, data))
     assert figures(run) == pytest.approx([step.loss for step in expected], rel=1e-5)
     assert figures(run, "grad_norm") == pytest.approx([step.grad_norm for step in expected], rel=1e-4)
 
@@ -136,18 +91,6 @@ def test_asked(run: Path, data: Path) -> None:
         assert answer == expected
 
 
-# --- pairs, rated answers and prompts that are rewarded ---------------------------------------------------------------------
-
-
-def _rows(data: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in data.read_text().splitlines()]
-
-
-def _sample(processor: Any, row: dict[str, Any], completion: str, folder: Path) -> reference.Sample:
-    made = _asked(processor, row | {"completion": completion}, folder)
-    return reference.Sample(made.pop("input_ids")[0].tolist(), made.pop("labels")[0].tolist(), made)
-
-
 def _plain(model: Path) -> Any:
     """The model, whose language part trains."""
     found: Any = AutoModelForMultimodalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
@@ -166,33 +109,69 @@ def _compare(run: Path, expected: list[tuple[float, float]]) -> None:
     assert figures(run, "grad_norm") == pytest.approx([norm for _, norm in expected], rel=1e-4)
 
 
-SETTINGS_OF_ANSWERS = {name: value for name, value in GIVEN.items() if name != "moe_aux_loss"} | {"max_tokens_per_gpu": 192}
+OF_ANSWERS = {name: value for name, value in GIVEN.items() if name != "moe_aux_loss"} | {"max_tokens_per_gpu": 192}
+
+
+# --- adapters and teachers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.lane
+def test_adapters(model: Path, data: Path, tmp_path: Path) -> None:
+    """LoRA's losses and gradient norms are plain PEFT's."""
+    plain = pictures.with_adapter(_plain(model), lambda: _plain(model), adapter := tmp_path / "adapter", "CAUSAL_LM")
+    more = {"adapter": "lora", "adapter_path": str(adapter), "ckpt_output_dir": tmp_path / "run"}
+    run = forge.sft(model_path=str(model), data_path=str(data), **GIVEN, **more).output_dir
+    _compare(run, [(step.loss, step.grad_norm) for step in oracle(run, plain, inputs=texts.inputs_of(model, data))])
+
+
+@pytest.mark.lane
+def test_what_osft_protects(model: Path, data: Path, tmp_path: Path) -> None:
+    """OSFT begins at a plain model's loss, and moves no matrix of the language part in the directions that it protects."""
+    more = {"unfreeze_rank_ratio": 0.5, "save_dtype": "float32", "ckpt_output_dir": tmp_path / "run"}
+    result = forge.osft(model_path=str(model), data_path=str(data), **GIVEN, **more)
+    first = oracle(result.output_dir, _plain(model), inputs=texts.inputs_of(model, data))[0]
+    assert figures(result.output_dir)[0] == pytest.approx(first.loss, rel=1e-5)
+    before, after = (load_file(each / "model.safetensors") for each in (model, result.model_dir))
+    names = [name for name in before if "language_model" in name and name.endswith("_proj.weight")]
+    assert len(names) == 14
+    for name in names:
+        moved = after[name].double() - before[name].double()
+        left, _, right = torch.linalg.svd(before[name].double(), full_matrices=False)
+        half = len(right) // 2
+        assert moved.norm() > 1e-3
+        assert (left[:, :half].T @ moved).norm() < 1e-5 * moved.norm()
+        assert (moved @ right[:half].T).norm() < 1e-5 * moved.norm()
+
+
+@pytest.mark.lane
+def test_a_teacher(model: Path, data: Path, tmp_path: Path) -> None:
+    """Distillation from a model of other weights, which is given the images too."""
+    other = tmp_path / "teacher"
+    shutil.copytree(model, other)
+    torch.manual_seed(5)
+    moved = {name: each + 0.1 * torch.randn_like(each) for name, each in load_file(model / "model.safetensors").items()}
+    save_file(moved, other / "model.safetensors", metadata={"format": "pt"})
+    more = {"teacher_path": str(other), "beta": 0.0, "ckpt_output_dir": tmp_path / "run"}
+    run = forge.distill(model_path=str(model), data_path=str(data), **OF_ANSWERS, **more).output_dir
+    store, plan = _planned(run)
+    known = samples(store, list(range(len(store))), texts.inputs_of(model, data))
+    student, teacher = _plain(model), _plain(other)
+    _compare(run, pictures.steps(student, plan, lambda at: teachers.divergence(student, teacher, [known[i] for i in at])))
+
+
+# --- pairs, rated answers and prompts that are rewarded ---------------------------------------------------------------------
 
 
 def test_pairs(model: Path, data: Path, tmp_path: Path) -> None:
     """DPO: both answers to a prompt with its images, each in a forward of its own; the prompt may be given twice."""
-    processor: Any = AutoProcessor.from_pretrained(model)
-    rows = [
-        {"prompt": row["prompt"], "chosen": row["completion"], "rejected": OTHER, "images": row.get("images", [])}
-        for row in _rows(data)
-    ]
+    rows = [texts.pair(row) for row in texts.read(data)]
     rows[0] |= {name: rows[0]["prompt"] + rows[0][name] for name in ("chosen", "rejected")}
     del rows[0]["prompt"]
     file = write_rows(data.parent / "pairs.jsonl", rows)
-    given = SETTINGS_OF_ANSWERS | {"beta": preferred.BETA}
+    given = OF_ANSWERS | {"beta": preferred.BETA}
     run = forge.dpo(model_path=str(model), data_path=str(file), ckpt_output_dir=tmp_path / "run", **given).output_dir
     store, plan = _planned(run)
-    known = []
-    for both in store.pairs.tolist():
-        at = int(store.source(both[0]).rpartition(":")[2]) - 1
-        row = _rows(data)[at]
-        # Without a prompt it is what both begin with, but for a space.
-        shared = {"prompt": row["prompt"] + ("\n" if at == 0 else "")}
-        cut = len(shared["prompt"]) - len(row["prompt"])
-        sides = [_sample(processor, row | shared, text[cut:], data.parent) for text in (row["completion"], OTHER)]
-        assert [each.input_ids for each in sides] == [store[each].input_ids.tolist() for each in both]
-        assert [each.labels for each in sides] == [store[each].labels.tolist() for each in both]
-        known.append(sides)
+    known = texts.pairs_of(store, file, model)
     plain = _plain(model)
     with torch.no_grad():
         before = [preferred.terms(plain, pair) for pair in known]
@@ -203,27 +182,15 @@ def test_pairs(model: Path, data: Path, tmp_path: Path) -> None:
     _compare(run, pictures.steps(plain, plan, loss))
 
 
-class _Rated(rated.Answers):
-    """Answers and their mismatches, as the processor reads them."""
-
-    def __init__(self, store: forge_data.TokenStore, rows: list[dict[str, Any]], processor: Any, folder: Path) -> None:
-        self.wanted = [row["label"] for row in rows]
-        following = rows[1:] + rows[:1]
-        self.own = [_sample(processor, row, row["completion"], folder) for row in rows]
-        both = zip(rows, following, strict=True)
-        self.others = [_sample(processor, row, other["completion"], folder) for row, other in both]
-        assert [each.input_ids for each in self.own] == [each.input_ids.tolist() for each in store]
-
-
 def test_rated_answers(model: Path, data: Path, tmp_path: Path) -> None:
     """KTO: each answer, and the next row's behind the same prompt and its images."""
-    rows = [row | {"label": bool(at % 3)} | ({} if at % 3 else {"completion": OTHER}) for at, row in enumerate(_rows(data))]
+    rows = [texts.rated_row(row, at) for at, row in enumerate(texts.read(data))]
     file = write_rows(data.parent / "rated.jsonl", rows)
     own = {name: rated.GIVEN[name] for name in ("beta", "desirable_weight", "undesirable_weight")}
-    given = SETTINGS_OF_ANSWERS | own | {"model_path": str(model), "data_path": str(file)}
+    given = OF_ANSWERS | own | {"model_path": str(model), "data_path": str(file)}
     run = forge.kto(**given, ckpt_output_dir=tmp_path / "run").output_dir
     store, plan = _planned(run)
-    answers = _Rated(store, rows, AutoProcessor.from_pretrained(model), data.parent)
+    answers = texts.Rated(store, file, model)
     plain = _plain(model)
     before = answers.references(plain)
     _compare(run, pictures.steps(plain, plan, lambda taken: answers.loss(plain, taken, *before)))
@@ -241,14 +208,14 @@ def letters(prompts, completions, images, **columns):
 def test_rewarded_prompts(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """GRPO: drawn tokens, log-probabilities and updates behind a prompt with its images; PaliGemma is one error."""
     processor: Any = AutoProcessor.from_pretrained(model)
-    rows = [{name: value for name, value in row.items() if name != "completion"} for row in _rows(data)[:12]]
+    rows = [{name: value for name, value in row.items() if name != "completion"} for row in texts.read(data)[:12]]
     file = write_rows(tmp_path / "prompts.jsonl", rows)
     (tmp_path / "images").symlink_to(data.parent / "images")
     (tmp_path / "text_rewards.py").write_text(REWARDS, encoding="utf-8")
     pictures.import_beside(file, "text_rewards", monkeypatch)
     given = drawn.GIVEN | drawn.OWN["grpo"] | {"reward": ("text_rewards:letters",), "max_tokens_per_gpu": 400}
     given |= {"model_path": str(model), "data_path": str(file), "ckpt_output_dir": tmp_path / "run"}
-    if _takes_suffix(processor):
+    if texts.takes_suffix(processor):
         with pytest.raises(forge.SettingsError, match="prompts with images: this model's prompt sees what is ahead") as caught:
             forge.grpo(**given)
         assert caught.value.exit_status == 2
