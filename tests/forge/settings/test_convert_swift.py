@@ -225,6 +225,7 @@ def test_is_carried_over(flags: str, settings: dict[str, Any]) -> None:
         ("--predict_with_generate true", "predict_with_generate"),
         ("--new_special_tokens tokens.txt", "new_special_tokens"),
         ("--model LLM-Research/Llama", "model"),
+        ("--ref_adapters r", "ref_adapters"),
         ("--columns text", "columns"),
         ("--moon 3", "moon"),
         ("# comment \\\n --seed 3", "seed"),
@@ -245,6 +246,8 @@ RLHF = [
     ("dpo", "--rpo_alpha 0.1", "dpo", {"loss_type": ("sigmoid", "sft"), "loss_weights": (1.0, 0.1)}),
     ("dpo", "--loss_type sigmoid bco_pair --loss_weights 0.8 0.2", "dpo", {"loss_type": ("sigmoid", "bco_pair")}),
     ("dpo", "--tuner_type full --ref_model org/r", "dpo", {"reference_path": "org/r"}),
+    ("dpo", "--adapters a", "dpo", {"adapter_path": "a", "reference": "adapter_off", "lora_r": None}),
+    ("kto", "--adapters a --ref_adapters a", "kto", {"adapter_path": "a", "reference": None}),
     ("orpo", "", "orpo", {"learn_prompt": None, "beta": None}),
     ("simpo", "--simpo_gamma 0.7", "simpo", {"gamma": 0.7, "cpo_alpha": 1.0, "beta": None}),
     ("cpo", "--loss_type simpo --beta 2", "simpo", {"cpo_alpha": 1.0, "beta": 2.0}),
@@ -291,7 +294,8 @@ def test_rlhf_without_a_method_is_dpo() -> None:
     assert of(flags="--task_type seq_cls --num_labels 2").verb == "classify"
     found = of(flags="--task_type embedding --loss_type infonce")
     assert (found.verb, found.settings["loss"]) == ("embed", "contrastive")
-    assert of("rlhf", "--rlhf_type cpo", verb="orpo").verb == "orpo"
+    other = of("rlhf", "--rlhf_type cpo", verb="orpo")
+    assert (other.verb, lost(other)) == ("orpo", {"normalize"})
     multi = of(flags="--task_type seq_cls --problem_type multi_label_classification")
     assert multi.settings["rename_columns"] == {"label": "labels"}
     for found in (of("pt", "--max_length 64"), multi):

@@ -72,6 +72,8 @@ def swift_draft(
     left = _values(values)
     command = left.pop("swift_command", None)
     verb = verb or _verb(left, command)
+    for key in ("rlhf_type", "task_type"):
+        left.pop(key, None)
     draft = Draft(library="ms-swift", verb=verb, known=settings_of(verb), left=left)
     for take in (_environment, _tuner, datasets, _evaluation, _length, _learned, _labels, _objective, _sampling, _rest):
         take(draft)
@@ -109,8 +111,8 @@ def _values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _verb(left: dict[str, Any], command: Any) -> str:
     """Return the verb of the command, its method and task."""
-    task = left.pop("task_type", None)
-    method = left.pop("rlhf_type", None) or ("dpo" if command == "rlhf" else None)
+    task = left.get("task_type")
+    method = left.get("rlhf_type") or ("dpo" if command == "rlhf" else None)
     if method is not None:
         if method == "cpo" and left.get("loss_type") in (["simpo"], "simpo"):
             method = "simpo"
@@ -201,6 +203,7 @@ def _tuner(draft: Draft) -> None:
         left["quantization_bit"] = bits
         if method not in (None, "bnb"):
             draft.lost.append(f"quant_method: {method}: a base in {bits} bits is quantised by bitsandbytes' rules here")
+    _reference(draft)
     start = left.pop("init_weights", None)
     if str(start).lower() not in ("none", "true", "default"):
         draft.left["peft_init_lora_weights"] = start
@@ -218,6 +221,17 @@ def _tuner(draft: Draft) -> None:
         )
     if left.get("adapter") != "none" and not draft.left.get("learning_rate"):
         draft.found["learning_rate"], draft.comments["learning_rate"] = 1e-4, "ms-swift's default, of adapters"
+
+
+def _reference(draft: Draft) -> None:
+    """Read what preferences are compared with where an adapter goes on: there the base, if the file says nothing."""
+    left = draft.left
+    begun, compared = left.get("adapters"), left.pop("ref_adapters", None)
+    if compared and compared != begun:
+        draft.lost.append(f"ref_adapters: {compared!r}: merge it (forge export --merge), and give the model as reference_path")
+    elif begun and not compared and draft.verb in ("dpo", "kto"):
+        draft.found["reference"] = "adapter_off"
+        draft.comments["reference"] = "ms-swift's without ref_adapters: the base, not the model that adapter_path makes of it"
 
 
 def _evaluation(draft: Draft) -> None:
@@ -287,6 +301,7 @@ def _learned(draft: Draft) -> None:
             "use_chat_template: false: rows of prompt and completion are learned without a template; or forge pretrain"
         )
     left.pop("use_chat_template", None)
+    left.pop("use_hf", None)
     if verb not in ONLINE:
         left.pop("enable_thinking", None)  # read by nothing that trains there
 
