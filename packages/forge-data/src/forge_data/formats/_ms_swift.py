@@ -164,7 +164,8 @@ MS_SWIFT = Format(
     reads=_KEPT,
     # Chosen by name, it reads every form that rows have there.
     chosen=lambda row: (
-        any(name in row for name in _CONVERSATIONS) or any(_named(row, names) is not None for names in (_QUERY, _RESPONSE))
+        any(name in row for name in (*_CONVERSATIONS, "instruction"))
+        or any(_named(row, names) is not None for names in (_QUERY, _RESPONSE))
     ),
 )
 """ms-swift's rows of a question and its answer; chosen by name, all that it reads."""

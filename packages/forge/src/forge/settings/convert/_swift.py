@@ -302,6 +302,14 @@ def _learned(draft: Draft) -> None:
         )
     left.pop("use_chat_template", None)
     left.pop("use_hf", None)
+    system = left.pop("system", None)
+    if system and verb not in ("pretrain", "embed"):
+        text = str(system).replace("\\n", "\n")
+        row = f'{{**row, "system": row.get("system") or {text!r}}}'
+        how = f"in rows.py `def with_system(row): return {row}`, and preprocess: rows:with_system"
+        if verb in (*ONLINE, "classify"):
+            how = "a preprocess that makes it their first message"
+        draft.lost.append(f"system: {text!r}: rows carry their system message here; to put it into those that have none: {how}")
     if verb not in ONLINE:
         left.pop("enable_thinking", None)  # read by nothing that trains there
 
