@@ -74,6 +74,10 @@ def test_the_pages_example() -> None:
         ("swift export --model m --to_cached_dataset true --dataset d --max_length 9\nswift sft --model m --cached_dataset c\n",
          {"dataset": "d", "max_length": "9", "model": "m", "cached_dataset": "c"}),
         ("swift sft --learning_rate -1e-4\n", {"learning_rate": "-1e-4"}),
+        ("ARGS=(\n  --model m\n  # --seed 3\n  --dataset 'a b' c\n)\nswift sft \"${ARGS[@]}\" --lora_rank 2\n",
+         {"model": "m", "dataset": ["a b", "c"], "lora_rank": "2"}),
+        ("cat > ds.json <<'END'\nit's swift sft --model x\nEND\necho swift sft\nif true; then swift sft --model m; fi\n",
+         {"model": "m"}),
     ],
 )  # fmt: skip
 def test_a_script_is_read_as_a_shell_reads_it(script: str, flags: dict[str, Any]) -> None:

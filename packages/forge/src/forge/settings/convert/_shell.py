@@ -29,6 +29,9 @@ _VALUE = re.compile(
     r"'[^']*'|\$\(expr ([^()]*)\)|\$\(\(([^()]*)\)\)|\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)",
 )
 """What stands in single quotes, which the shell leaves alone; arithmetic; a variable, perhaps with a default."""
+_ARRAY = re.compile(r"^[ \t]*(\w+)=\(([^()]*)\)[ \t]*$", re.MULTILINE)
+_HERE = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
+"""Beginning of a text that a script hands to a command, up to a line of this word."""
 _OF_TORCHRUN = ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port")
 _OF_ROWS = ("dataset", "val_dataset", "split_dataset_ratio", "columns", "max_length")
 """Flags of `swift export --to_cached_dataset` that say which rows are trained on."""
@@ -89,10 +92,12 @@ def _commands(text: str, name: str) -> Iterator[Command]:
     """Find the calls of swift in a script, in order."""
     variables: dict[str, str] = {}
     last: Command | None = None
-    for line in _lines(text):
+    for line in _lines(_without_arrays(text)):
         try:
             words = shlex.split(_filled(line, variables))
         except ValueError as error:
+            if "swift" not in line:
+                continue
             raise RecipeError(f"{name}: {line.strip()[:_LONGEST]!r} cannot be read as a command: {error}.") from error
         for part in _parts(words):
             own: dict[str, str] = {}
@@ -102,6 +107,8 @@ def _commands(text: str, name: str) -> Iterator[Command]:
                 rest = rest[1:]
             if not rest:
                 variables |= own
+                continue
+            if rest[0] in ("echo", "printf"):
                 continue
             if rest[0].startswith("--") and last is not None:
                 last.stray.append(" ".join(rest)[:_LONGEST])  # behind a comment, which ends a command
@@ -114,8 +121,15 @@ def _commands(text: str, name: str) -> Iterator[Command]:
 
 def _lines(text: str) -> Iterator[str]:
     """Join lines that go on, behind a backslash and in quotes; a comment ends a command."""
-    pending = ""
+    pending, until = "", ""
     for line in text.splitlines():
+        if until:
+            until = "" if line.strip() == until else until
+            continue
+        here = _HERE.search(line)
+        if here is not None and not _scan(f"{pending}{line}")[0]:
+            pending, until = "", here[1]
+            continue
         whole = f"{pending}{line}"
         quoted, comment = _scan(whole)
         if comment is not None:
@@ -130,6 +144,14 @@ def _lines(text: str) -> Iterator[str]:
             pending = ""
     if pending.strip():
         yield pending
+
+
+def _without_arrays(text: str) -> str:
+    """Put the words of arrays where a script names all of them."""
+    for name, words in _ARRAY.findall(text):
+        kept = " ".join(line for line in words.splitlines() if not line.lstrip().startswith("#"))
+        text = re.sub(r"\"?\$\{" + name + r"\[[@*]\]\}\"?", lambda _, kept=kept: kept, text)
+    return _ARRAY.sub("", text)
 
 
 def _scan(text: str) -> tuple[bool, int | None]:
