@@ -74,6 +74,7 @@ def test_the_pages_example() -> None:
         ("swift export --model m --to_cached_dataset true --dataset d --max_length 9\nswift sft --model m --cached_dataset c\n",
          {"dataset": "d", "max_length": "9", "model": "m", "cached_dataset": "c"}),
         ("swift sft --learning_rate -1e-4\n", {"learning_rate": "-1e-4"}),
+        (": \"${M:=m}\"\nswift sft --model $M --lora_rank ${R:-8} \"$@\" 2>&1 | tee log\n", {"model": "m", "lora_rank": "8"}),
         ("ARGS=(\n  --model m\n  # --seed 3\n  --dataset 'a b' c\n)\nswift sft \"${ARGS[@]}\" --lora_rank 2\n",
          {"model": "m", "dataset": ["a b", "c"], "lora_rank": "2"}),
         ("cat > ds.json <<'END'\nit's swift sft --model x\nEND\necho swift sft\nif true; then swift sft --model m; fi\n",
@@ -194,6 +195,7 @@ def test_data_sets_to_be_looked_at(dataset: str, part: str) -> None:
             {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": 1e-5 / 1e-4},
         ),
         ("--report_to wandb swanlab --new_special_tokens '<a>' '<b>'", {"add_special_tokens": ("<a>", "<b>")}),
+        ("--lora_bias none --packing_strategy binpack --lora_dtype float32 --add_non_thinking_prefix true", {}),
         ("--temperature 0 --max_new_tokens 64 --use_chat_template true --data_seed 42", {}),
     ],
 )  # fmt: skip
@@ -285,6 +287,7 @@ RLHF = [
     ("gkd", "--teacher_model org/t --lmbda 0", "distill", {"teacher_path": "org/t", "train_on": "last", "temperature": 0.9}),
     ("grpo", "", "grpo", {"loss_type": "grpo", "kl_weight": 0.04, "temperature": 0.9, "max_new_tokens": 512}),
     ("grpo", "--beta 0 --importance_sampling_level sequence", "grpo", {"loss_type": "gspo", "clip": 0.2}),
+    ("grpo", "--enable_thinking True", "grpo", {"chat_template_kwargs": {"enable_thinking": True}}),
     ("grpo", "--reward_funcs accuracy", "grpo", {"reward": ("trl.rewards:accuracy_reward",)}),
     ("grpo", "--reward_funcs soft_overlong --soft_cache_length 30", "grpo", {"overlong_buffer": 30}),
     (
@@ -340,6 +343,7 @@ def test_rlhf_without_a_method_is_dpo() -> None:
         ("sft", "--task_type reranker", "forge has no rerankers"),
         ("sft", "--task_type seq_cls --problem_type regression", "regression"),
         ("sft", "--tuner_type reft", "tuner_type: 'reft': forge has no such way of training"),
+        ("sft", "--sft_type lora", "sft_type: is of ms-swift 2"),
         ("sft", "--columns '{\"a\"'", "columns: .* is no JSON"),
     ],
 )

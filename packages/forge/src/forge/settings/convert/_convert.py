@@ -116,7 +116,7 @@ def library_of(values: Mapping[str, Any], name: str) -> str:
             f"{name}: is of LLaMA-Factory's second generation (v1), whose files are not converted; a file with "
             "model_name_or_path and stage is one of its first."
         )
-    if isinstance(values.get("model"), str) and values.keys() & set(MARKS):
+    if any(isinstance(values.get(key), str) for key in ("model", "model_id_or_path")) and values.keys() & set(MARKS):
         return SWIFT
     marks = {library: sum(key in values for key in keys) for library, keys in LIBRARIES.items()}
     best = max(marks, key=lambda library: marks[library])

@@ -26,7 +26,7 @@ _CALLED = re.compile(r"(?:.*/)?swift/cli/(\w+)\.py|swift\.cli\.(\w+)")
 _ENDS = ("&&", "||", ";", "|", "&", ">", ">>", "2>&1", "2>", "&>", "<")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VALUE = re.compile(
-    r"'[^']*'|\$\(expr ([^()]*)\)|\$\(\(([^()]*)\)\)|\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)",
+    r"'[^']*'|\$\(expr ([^()]*)\)|\$\(\(([^()]*)\)\)|\$\{(\w+)(?::?[-=]([^{}]*))?\}|\$(\w+)",
 )
 """What stands in single quotes, which the shell leaves alone; arithmetic; a variable, perhaps with a default."""
 _ARRAY = re.compile(r"^[ \t]*(\w+)=\(([^()]*)\)[ \t]*$", re.MULTILINE)
@@ -173,7 +173,7 @@ def _scan(text: str) -> tuple[bool, int | None]:
     return bool(quote), None
 
 
-def _filled(line: str, variables: Mapping[str, str]) -> str:
+def _filled(line: str, variables: dict[str, str]) -> str:
     """Put in variables that the script sets, and arithmetic; what is unknown stays."""
 
     def value(found: re.Match[str]) -> str:
@@ -184,6 +184,8 @@ def _filled(line: str, variables: Mapping[str, str]) -> str:
         name = found[3] or found[5]
         if name is None:
             return found[0]
+        if "=" in found[0] and found[4] is not None:
+            variables.setdefault(name, found[4])  # ${NAME:=value} sets it
         return variables.get(name, found[4] if found[4] is not None else found[0])
 
     def _named(found: re.Match[str]) -> str:
@@ -249,7 +251,7 @@ def _flags(words: list[str]) -> dict[str, Any]:
     """Read flags and their values; the last of a flag that is given twice holds."""
     found: dict[str, Any] = {}
     name, values = "", list[str]()
-    for word in [*words, "--"]:
+    for word in [*(each for each in words if each not in ("$@", "$*", "${@}")), "--"]:
         if re.match(r"--[A-Za-z]|--$", word):
             if name:
                 found[name] = values[0] if len(values) == 1 else values or True
