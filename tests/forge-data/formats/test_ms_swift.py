@@ -1,9 +1,11 @@
 """Rows of ms-swift mean here what they mean there: the same messages, and the same tokens learned."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given, strategies as st
 
 from forge_data import BadPairError, DataError, prepare, tokenize
 from forge_data.formats._prompts import question
@@ -70,6 +72,44 @@ def test_rows_of_one_answer(row, name, messages):
     """Names of columns, history, system and the line between instruction and input are ms-swift's."""
     assert type(read(row, name)) is Chat
     assert read(row, name).messages == messages
+
+
+NAMES = {
+    "system": ["system", "system_prompt"],
+    "query": ["query", "prompt", "input", "instruction", "question", "problem"],
+    "response": "response answer output targets target answer_key answers solution text completion content".split(),
+}
+
+
+def as_there(row):
+    """ms-swift's AutoPreprocessor (swift/dataset/preprocessor/core.py): columns are renamed, then rows are read."""
+    of = {name: meant for meant, names in NAMES.items() for name in names}
+    alike = Counter(of[name] for name in row if name in of)
+    row = {of[name] if name in of and alike[of[name]] == 1 else name: value for name, value in row.items()}
+    if "instruction" in row and "input" in row:
+        asked = [row.pop(name) for name in ("instruction", "input")]
+        row["query"] = "\n".join(asked) if all(asked) else asked[0] or asked[1]
+        row["response"] = row.get("output", row.get("response"))
+    turns = [*row.get("history", []), [row.get("query"), row.get("response")]]
+    said = [{"role": "system", "content": row["system"]}] if "system" in row else []
+    pairs = zip(("user", "assistant") * len(turns), (text for turn in turns for text in turn), strict=True)
+    return said + [{"role": role, "content": text} for role, text in pairs if text is not None]
+
+
+@given(
+    st.dictionaries(st.sampled_from([name for names in NAMES.values() for name in names]), st.sampled_from(["", "x", "y z"])),
+    st.sampled_from([None, [["a", "b"]]]),
+)
+def test_names_of_columns_are_read_by_their_rules(row, history):
+    """Whichever columns a row has, it becomes the messages that it becomes there, or is refused as one without any."""
+    row |= {"history": history} if history else {}
+    there = as_there(row)
+    said = [message["content"] for message in there if message["role"] != "system"]
+    if said in ([], ["a", "b"]):
+        with pytest.raises(DataError, match="the format ms_swift needs query, response"):
+            convert("ms_swift", "f:1", row, None)
+    else:
+        assert convert("ms_swift", "f:1", row, None).messages == there
 
 
 def test_every_answer_is_learned(chatml_tokenizer):

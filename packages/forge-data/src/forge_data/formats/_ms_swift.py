@@ -43,13 +43,14 @@ def messages_of(place: str, fields: Fields) -> list[Any]:
         turns = _turns(place, listed, from_json(fields[listed]))
         own = isinstance(turns[0], dict) and turns[0].get("role") == "system"
         return turns if own else [*said, *turns]
-    if "instruction" in fields and "input" in fields and _named(fields, _QUERY) != "query":
+    response = _named(fields, _RESPONSE)
+    if "instruction" in fields and "input" in fields:
+        response = "output" if "output" in fields else response
         asked = {**fields, "history": None, "system": None}
         question = _alpaca.question(place, asked, between="\n").messages[-1]["content"]
     else:
         query = _named(fields, _QUERY)
         question = None if query is None else string(place, query, fields[query])
-    response = _named(fields, _RESPONSE)
     answer = None if response is None else fields[response]
     if isinstance(answer, list) and answer:
         answer = answer[0]  # the first of several answers, as there
@@ -164,7 +165,8 @@ MS_SWIFT = Format(
     reads=_KEPT,
     # Chosen by name, it reads every form that rows have there.
     chosen=lambda row: (
-        any(name in row for name in (*_CONVERSATIONS, "instruction"))
+        any(name in row for name in _CONVERSATIONS)
+        or ("instruction" in row and "input" in row)
         or any(_named(row, names) is not None for names in (_QUERY, _RESPONSE))
     ),
 )
