@@ -66,6 +66,7 @@ def runs_of(input_ids, labels, tokenizer):
         ({"conversation": [{"human": "hi", "assistant": "ho"}], "system": "be brief"}, "ms_swift", [SYSTEM, USER, BOT]),
         ({"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]}, "ms_swift", [USER, BOT]),
         ({"messages": [SYSTEM, USER, BOT], "system": "be long"}, "ms_swift", [SYSTEM, USER, BOT]),
+        ({"messages": [{"role": "human", "content": "hi"}, {"role": "bot", "content": "ho"}]}, "ms_swift", [USER, BOT]),
     ],
 )
 def test_rows_of_one_answer(row, name, messages):
@@ -159,6 +160,9 @@ def test_calls_are_turns_of_the_assistant():
     assert [message["role"] for message in made.messages] == ["user", "assistant", "tool", "tool", "assistant"]
     assert [message["content"] for message in made.messages[2:4]] == ['{"aqi": "10"}', '{"aqi": "72"}']
     assert made.tools == [{"type": "function", "function": {"name": "aqi"}}]
+    named = {"tool_call": "function-call", "tool_response": "observation"}
+    other = [each | {"role": named.get(each["role"], each["role"])} for each in CALLS]
+    assert read({"messages": other}, "ms_swift").messages == made.messages
     alone = read({"messages": [USER, *CALLS[2:]]})
     assert alone.messages[1] == {"role": "assistant", "content": None, "tool_calls": openai}
 

@@ -15,6 +15,14 @@ _RESPONSE = tuple("response answer output targets target answer_key answers solu
 _CONVERSATIONS = ("messages", "conversations", "conversation")
 _PAIR = ({"human", "assistant"}, {"user", "assistant"}, {"human", "gpt"}, {"human", "bot"}, {"user", "gpt"}, {"user", "bot"})
 """Fields of a turn that is a question with its answer."""
+_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "function_call": "tool_call",
+    **dict.fromkeys(("function_response", "observation", "observations"), "tool_response"),
+}
+"""Roles of messages that ms-swift reads as others."""
 _LAST_ASKED = ("user", "human", "tool")
 """Roles behind the last of which a rejected answer stands."""
 
@@ -115,6 +123,8 @@ def _turns(place: str, name: str, value: object) -> list[Any]:
                 made.append({"role": role, "content": string(place, f"{name}[{index}].{key}", turn[key])})
         elif "from" in keys:
             made.append(_sharegpt.turn_message(place, f"{name}[{index}]", turn))
+        elif isinstance(turn, dict) and isinstance(turn.get("role"), str):
+            made.append(turn | {"role": _ROLES.get(turn["role"].replace("-", "_"), turn["role"])})
         else:
             made.append(turn)
     return made

@@ -233,7 +233,7 @@ def _tuner(draft: Draft) -> None:
 
 
 def _reference(draft: Draft) -> None:
-    """Read what preferences are compared with where an adapter goes on: there the base, if the file says nothing."""
+    """Read the reference of preferences where an adapter goes on: by default the base there."""
     left = draft.left
     begun, compared = left.get("adapters"), left.pop("ref_adapters", None)
     if compared and compared != begun:
