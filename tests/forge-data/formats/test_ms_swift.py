@@ -1,9 +1,11 @@
 """Rows of ms-swift mean here what they mean there: the same messages, and the same tokens learned."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given, strategies as st
 
 from forge_data import BadPairError, DataError, prepare, tokenize
 from forge_data.formats._registry import built_in, convert, detect
@@ -64,12 +66,51 @@ def runs_of(input_ids, labels, tokenizer):
         ({"conversation": [{"human": "hi", "assistant": "ho"}], "system": "be brief"}, "ms_swift", [SYSTEM, USER, BOT]),
         ({"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]}, "ms_swift", [USER, BOT]),
         ({"messages": [SYSTEM, USER, BOT], "system": "be long"}, "ms_swift", [SYSTEM, USER, BOT]),
+        ({"messages": [{"role": "human", "content": "hi"}, {"role": "bot", "content": "ho"}]}, "ms_swift", [USER, BOT]),
     ],
 )
 def test_rows_of_one_answer(row, name, messages):
     """Names of columns, history, system and the line between instruction and input are ms-swift's."""
     assert type(read(row, name)) is Chat
     assert read(row, name).messages == messages
+
+
+NAMES = {
+    "system": ["system", "system_prompt"],
+    "query": ["query", "prompt", "input", "instruction", "question", "problem"],
+    "response": "response answer output targets target answer_key answers solution text completion content".split(),
+}
+
+
+def as_there(row):
+    """ms-swift's AutoPreprocessor (swift/dataset/preprocessor/core.py): columns are renamed, then rows are read."""
+    of = {name: meant for meant, names in NAMES.items() for name in names}
+    alike = Counter(of[name] for name in row if name in of)
+    row = {of[name] if name in of and alike[of[name]] == 1 else name: value for name, value in row.items()}
+    if "instruction" in row and "input" in row:
+        asked = [row.pop(name) for name in ("instruction", "input")]
+        row["query"] = "\n".join(asked) if all(asked) else asked[0] or asked[1]
+        row["response"] = row.get("output", row.get("response"))
+    turns = [*row.get("history", []), [row.get("query"), row.get("response")]]
+    said = [{"role": "system", "content": row["system"]}] if "system" in row else []
+    pairs = zip(("user", "assistant") * len(turns), (text for turn in turns for text in turn), strict=True)
+    return said + [{"role": role, "content": text} for role, text in pairs if text is not None]
+
+
+@given(
+    st.dictionaries(st.sampled_from([name for names in NAMES.values() for name in names]), st.sampled_from(["", "x", "y z"])),
+    st.sampled_from([None, [["a", "b"]]]),
+)
+def test_names_of_columns_are_read_by_their_rules(row, history):
+    """Whichever columns a row has, it becomes the messages that it becomes there, or is refused as one without any."""
+    row |= {"history": history} if history else {}
+    there = as_there(row)
+    said = [message["content"] for message in there if message["role"] != "system"]
+    if said in ([], ["a", "b"]):
+        with pytest.raises(DataError, match="the format ms_swift needs query, response"):
+            convert("ms_swift", "f:1", row, None)
+    else:
+        assert convert("ms_swift", "f:1", row, None).messages == there
 
 
 def test_every_answer_is_learned(chatml_tokenizer):
@@ -119,6 +160,9 @@ def test_calls_are_turns_of_the_assistant():
     assert [message["role"] for message in made.messages] == ["user", "assistant", "tool", "tool", "assistant"]
     assert [message["content"] for message in made.messages[2:4]] == ['{"aqi": "10"}', '{"aqi": "72"}']
     assert made.tools == [{"type": "function", "function": {"name": "aqi"}}]
+    named = {"tool_call": "function-call", "tool_response": "observation"}
+    other = [each | {"role": named.get(each["role"], each["role"])} for each in CALLS]
+    assert read({"messages": other}, "ms_swift").messages == made.messages
     alone = read({"messages": [USER, *CALLS[2:]]})
     assert alone.messages[1] == {"role": "assistant", "content": None, "tool_calls": openai}
 

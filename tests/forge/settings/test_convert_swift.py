@@ -17,6 +17,7 @@ from forge.settings._settings import flat_fields, resolve
 from forge.settings.convert._shell import script_values
 from forge.settings.convert._swift_arguments import DEFAULTS
 from forge.verbs._registry import task_of
+from forge_data.formats._registry import convert as read_row
 
 from ...whole.repository import ROOT
 from .test_convert import converted
@@ -73,6 +74,11 @@ def test_the_pages_example() -> None:
         ("swift export --model m --to_cached_dataset true --dataset d --max_length 9\nswift sft --model m --cached_dataset c\n",
          {"dataset": "d", "max_length": "9", "model": "m", "cached_dataset": "c"}),
         ("swift sft --learning_rate -1e-4\n", {"learning_rate": "-1e-4"}),
+        (": \"${M:=m}\"\nswift sft --model $M --lora_rank ${R:-8} \"$@\" 2>&1 | tee log\n", {"model": "m", "lora_rank": "8"}),
+        ("ARGS=(\n  --model m\n  # --seed 3\n  --dataset 'a b' c\n)\nswift sft \"${ARGS[@]}\" --lora_rank 2\n",
+         {"model": "m", "dataset": ["a b", "c"], "lora_rank": "2"}),
+        ("cat > ds.json <<'END'\nit's swift sft --model x\nEND\necho swift sft\nif true; then swift sft --model m; fi\n",
+         {"model": "m"}),
     ],
 )  # fmt: skip
 def test_a_script_is_read_as_a_shell_reads_it(script: str, flags: dict[str, Any]) -> None:
@@ -189,6 +195,7 @@ def test_data_sets_to_be_looked_at(dataset: str, part: str) -> None:
             {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": 1e-5 / 1e-4},
         ),
         ("--report_to wandb swanlab --new_special_tokens '<a>' '<b>'", {"add_special_tokens": ("<a>", "<b>")}),
+        ("--lora_bias none --packing_strategy binpack --lora_dtype float32 --add_non_thinking_prefix true", {}),
         ("--temperature 0 --max_new_tokens 64 --use_chat_template true --data_seed 42", {}),
     ],
 )  # fmt: skip
@@ -225,6 +232,7 @@ def test_is_carried_over(flags: str, settings: dict[str, Any]) -> None:
         ("--predict_with_generate true", "predict_with_generate"),
         ("--new_special_tokens tokens.txt", "new_special_tokens"),
         ("--model LLM-Research/Llama", "model"),
+        ("--ref_adapters r", "ref_adapters"),
         ("--columns text", "columns"),
         ("--moon 3", "moon"),
         ("# comment \\\n --seed 3", "seed"),
@@ -233,6 +241,29 @@ def test_is_carried_over(flags: str, settings: dict[str, Any]) -> None:
 def test_what_is_lost_is_listed(flags: str, key: str) -> None:
     """What has no like here, or changes numbers by itself, is listed by its key."""
     assert lost(of(flags=flags)) == {key}
+
+
+def test_the_system_prompt_is_a_line_of_python() -> None:
+    """The function that the listed line gives puts it into rows of every form that have none, and into no other."""
+    (line,) = of(flags="--system 'It'\\''s\\nyou.'").lost
+    found = re.search(r"rows.py `(.*)`, and preprocess: rows:with_system", line)
+    assert found is not None
+    names: dict[str, Any] = {}
+    exec(found[1], names)
+    user = {"role": "user", "content": "a"}
+    for row in (
+        {"query": "a"},
+        {"instruction": "a", "input": ""},
+        {"messages": [user]},
+        {"conversation": [user], "system": None},
+    ):
+        given_none = {name: value for name, value in names["with_system"](row).items() if value is not None}
+        made = read_row("ms_swift", "f:1", given_none, None)
+        assert made.messages == [{"role": "system", "content": "It's\nyou."}, user]
+    own = [{"role": "system", "content": "mine"}, user]
+    assert read_row("ms_swift", "f:1", names["with_system"]({"messages": own}), None).messages == own
+    assert any("makes it their first message" in line for line in of("rlhf", "--rlhf_type grpo --system s").lost)
+    assert "system" not in lost(of("pt", "--system s"))
 
 
 def test_images() -> None:
@@ -245,6 +276,8 @@ RLHF = [
     ("dpo", "--rpo_alpha 0.1", "dpo", {"loss_type": ("sigmoid", "sft"), "loss_weights": (1.0, 0.1)}),
     ("dpo", "--loss_type sigmoid bco_pair --loss_weights 0.8 0.2", "dpo", {"loss_type": ("sigmoid", "bco_pair")}),
     ("dpo", "--tuner_type full --ref_model org/r", "dpo", {"reference_path": "org/r"}),
+    ("dpo", "--adapters a", "dpo", {"adapter_path": "a", "reference": "adapter_off", "lora_r": None}),
+    ("kto", "--adapters a --ref_adapters a", "kto", {"adapter_path": "a", "reference": None}),
     ("orpo", "", "orpo", {"learn_prompt": None, "beta": None}),
     ("simpo", "--simpo_gamma 0.7", "simpo", {"gamma": 0.7, "cpo_alpha": 1.0, "beta": None}),
     ("cpo", "--loss_type simpo --beta 2", "simpo", {"cpo_alpha": 1.0, "beta": 2.0}),
@@ -254,6 +287,7 @@ RLHF = [
     ("gkd", "--teacher_model org/t --lmbda 0", "distill", {"teacher_path": "org/t", "train_on": "last", "temperature": 0.9}),
     ("grpo", "", "grpo", {"loss_type": "grpo", "kl_weight": 0.04, "temperature": 0.9, "max_new_tokens": 512}),
     ("grpo", "--beta 0 --importance_sampling_level sequence", "grpo", {"loss_type": "gspo", "clip": 0.2}),
+    ("grpo", "--enable_thinking True", "grpo", {"chat_template_kwargs": {"enable_thinking": True}}),
     ("grpo", "--reward_funcs accuracy", "grpo", {"reward": ("trl.rewards:accuracy_reward",)}),
     ("grpo", "--reward_funcs soft_overlong --soft_cache_length 30", "grpo", {"overlong_buffer": 30}),
     (
@@ -291,7 +325,8 @@ def test_rlhf_without_a_method_is_dpo() -> None:
     assert of(flags="--task_type seq_cls --num_labels 2").verb == "classify"
     found = of(flags="--task_type embedding --loss_type infonce")
     assert (found.verb, found.settings["loss"]) == ("embed", "contrastive")
-    assert of("rlhf", "--rlhf_type cpo", verb="orpo").verb == "orpo"
+    other = of("rlhf", "--rlhf_type cpo", verb="orpo")
+    assert (other.verb, lost(other)) == ("orpo", {"normalize"})
     multi = of(flags="--task_type seq_cls --problem_type multi_label_classification")
     assert multi.settings["rename_columns"] == {"label": "labels"}
     for found in (of("pt", "--max_length 64"), multi):
@@ -308,6 +343,7 @@ def test_rlhf_without_a_method_is_dpo() -> None:
         ("sft", "--task_type reranker", "forge has no rerankers"),
         ("sft", "--task_type seq_cls --problem_type regression", "regression"),
         ("sft", "--tuner_type reft", "tuner_type: 'reft': forge has no such way of training"),
+        ("sft", "--sft_type lora", "sft_type: is of ms-swift 2"),
         ("sft", "--columns '{\"a\"'", "columns: .* is no JSON"),
     ],
 )

@@ -15,6 +15,14 @@ _RESPONSE = tuple("response answer output targets target answer_key answers solu
 _CONVERSATIONS = ("messages", "conversations", "conversation")
 _PAIR = ({"human", "assistant"}, {"user", "assistant"}, {"human", "gpt"}, {"human", "bot"}, {"user", "gpt"}, {"user", "bot"})
 """Fields of a turn that is a question with its answer."""
+_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "function_call": "tool_call",
+    **dict.fromkeys(("function_response", "observation", "observations"), "tool_response"),
+}
+"""Roles of messages that ms-swift reads as others."""
 _LAST_ASKED = ("user", "human", "tool")
 """Roles behind the last of which a rejected answer stands."""
 
@@ -43,13 +51,14 @@ def messages_of(place: str, fields: Fields) -> list[Any]:
         turns = _turns(place, listed, from_json(fields[listed]))
         own = isinstance(turns[0], dict) and turns[0].get("role") == "system"
         return turns if own else [*said, *turns]
-    if "instruction" in fields and "input" in fields and _named(fields, _QUERY) != "query":
+    response = _named(fields, _RESPONSE)
+    if "instruction" in fields and "input" in fields:
+        response = "output" if "output" in fields else response
         asked = {**fields, "history": None, "system": None}
         question = _alpaca.question(place, asked, between="\n").messages[-1]["content"]
     else:
         query = _named(fields, _QUERY)
         question = None if query is None else string(place, query, fields[query])
-    response = _named(fields, _RESPONSE)
     answer = None if response is None else fields[response]
     if isinstance(answer, list) and answer:
         answer = answer[0]  # the first of several answers, as there
@@ -114,6 +123,8 @@ def _turns(place: str, name: str, value: object) -> list[Any]:
                 made.append({"role": role, "content": string(place, f"{name}[{index}].{key}", turn[key])})
         elif "from" in keys:
             made.append(_sharegpt.turn_message(place, f"{name}[{index}]", turn))
+        elif isinstance(turn, dict) and isinstance(turn.get("role"), str):
+            made.append(turn | {"role": _ROLES.get(turn["role"].replace("-", "_"), turn["role"])})
         else:
             made.append(turn)
     return made
@@ -164,7 +175,9 @@ MS_SWIFT = Format(
     reads=_KEPT,
     # Chosen by name, it reads every form that rows have there.
     chosen=lambda row: (
-        any(name in row for name in _CONVERSATIONS) or any(_named(row, names) is not None for names in (_QUERY, _RESPONSE))
+        any(name in row for name in _CONVERSATIONS)
+        or ("instruction" in row and "input" in row)
+        or any(_named(row, names) is not None for names in (_QUERY, _RESPONSE))
     ),
 )
 """ms-swift's rows of a question and its answer; chosen by name, all that it reads."""

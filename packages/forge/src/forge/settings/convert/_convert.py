@@ -53,7 +53,7 @@ _BESIDE = re.compile(
     r"|vllm_(mode|server_(host|port|timeout|group_port|base_url|pass_dataset)|gpu_memory_utilization|max_.*|tensor_parallel_size"
     r"|pipeline_parallel_size|data_parallel_size|enable_.*|use_async_engine|engine_kwargs|limit_mm_per_prompt|enforce_eager)"
     r"|sleep_level|offload_(optimizer|model|teacher_model)|move_model_batches|teacher_deepspeed|bnb_4bit_quant_storage|device_groups"
-    r"|create_checkpoint_symlink|check_model|add_version|safe_serialization|max_shard_size|packing_num_proc|strict|swanlab_.*"
+    r"|acc_strategy|eval_(limit|use_evalscope|dataset_args|generation_config)|create_checkpoint_symlink|check_model|add_version|safe_serialization|max_shard_size|packing_num_proc|strict|swanlab_.*"
 )
 """Keys of trackers, logs, uploads, saving, caches and kernels: whatever they say, the same is trained."""
 _ARGUMENTS = ("lr_scheduler_kwargs", "lr_scheduler_args", "optim_args", "fsdp_config")
@@ -125,7 +125,7 @@ def library_of(values: Mapping[str, Any], name: str) -> str:
             f"{name}: is of LLaMA-Factory's second generation (v1), whose files are not converted; a file with "
             "model_name_or_path and stage is one of its first."
         )
-    if isinstance(values.get("model"), str) and values.keys() & set(MARKS):
+    if any(isinstance(values.get(key), str) for key in ("model", "model_id_or_path")) and values.keys() & set(MARKS):
         return SWIFT
     marks = {library: sum(key in values for key in keys) for library, keys in LIBRARIES.items()}
     best = max(marks, key=lambda library: marks[library])

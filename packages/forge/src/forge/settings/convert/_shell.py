@@ -26,9 +26,12 @@ _CALLED = re.compile(r"(?:.*/)?swift/cli/(\w+)\.py|swift\.cli\.(\w+)")
 _ENDS = ("&&", "||", ";", "|", "&", ">", ">>", "2>&1", "2>", "&>", "<")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VALUE = re.compile(
-    r"'[^']*'|\$\(expr ([^()]*)\)|\$\(\(([^()]*)\)\)|\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)",
+    r"'[^']*'|\$\(expr ([^()]*)\)|\$\(\(([^()]*)\)\)|\$\{(\w+)(?::?[-=]([^{}]*))?\}|\$(\w+)",
 )
 """What stands in single quotes, which the shell leaves alone; arithmetic; a variable, perhaps with a default."""
+_ARRAY = re.compile(r"^[ \t]*(\w+)=\(([^()]*)\)[ \t]*$", re.MULTILINE)
+_HERE = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
+"""Beginning of a text that a script hands to a command, up to a line of this word."""
 _OF_TORCHRUN = ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port")
 _OF_ROWS = ("dataset", "val_dataset", "split_dataset_ratio", "columns", "max_length")
 """Flags of `swift export --to_cached_dataset` that say which rows are trained on."""
@@ -89,10 +92,12 @@ def _commands(text: str, name: str) -> Iterator[Command]:
     """Find the calls of swift in a script, in order."""
     variables: dict[str, str] = {}
     last: Command | None = None
-    for line in _lines(text):
+    for line in _lines(_without_arrays(text)):
         try:
             words = shlex.split(_filled(line, variables))
         except ValueError as error:
+            if "swift" not in line:
+                continue
             raise RecipeError(f"{name}: {line.strip()[:_LONGEST]!r} cannot be read as a command: {error}.") from error
         for part in _parts(words):
             own: dict[str, str] = {}
@@ -102,6 +107,8 @@ def _commands(text: str, name: str) -> Iterator[Command]:
                 rest = rest[1:]
             if not rest:
                 variables |= own
+                continue
+            if rest[0] in ("echo", "printf"):
                 continue
             if rest[0].startswith("--") and last is not None:
                 last.stray.append(" ".join(rest)[:_LONGEST])  # behind a comment, which ends a command
@@ -114,8 +121,15 @@ def _commands(text: str, name: str) -> Iterator[Command]:
 
 def _lines(text: str) -> Iterator[str]:
     """Join lines that go on, behind a backslash and in quotes; a comment ends a command."""
-    pending = ""
+    pending, until = "", ""
     for line in text.splitlines():
+        if until:
+            until = "" if line.strip() == until else until
+            continue
+        here = _HERE.search(line)
+        if here is not None and not _scan(f"{pending}{line}")[0]:
+            pending, until = "", here[1]
+            continue
         whole = f"{pending}{line}"
         quoted, comment = _scan(whole)
         if comment is not None:
@@ -130,6 +144,14 @@ def _lines(text: str) -> Iterator[str]:
             pending = ""
     if pending.strip():
         yield pending
+
+
+def _without_arrays(text: str) -> str:
+    """Put the words of arrays where a script names all of them."""
+    for name, words in _ARRAY.findall(text):
+        kept = " ".join(line for line in words.splitlines() if not line.lstrip().startswith("#"))
+        text = re.sub(r"\"?\$\{" + name + r"\[[@*]\]\}\"?", lambda _, kept=kept: kept, text)
+    return _ARRAY.sub("", text)
 
 
 def _scan(text: str) -> tuple[bool, int | None]:
@@ -151,7 +173,7 @@ def _scan(text: str) -> tuple[bool, int | None]:
     return bool(quote), None
 
 
-def _filled(line: str, variables: Mapping[str, str]) -> str:
+def _filled(line: str, variables: dict[str, str]) -> str:
     """Put in variables that the script sets, and arithmetic; what is unknown stays."""
 
     def value(found: re.Match[str]) -> str:
@@ -162,6 +184,8 @@ def _filled(line: str, variables: Mapping[str, str]) -> str:
         name = found[3] or found[5]
         if name is None:
             return found[0]
+        if "=" in found[0] and found[4] is not None:
+            variables.setdefault(name, found[4])  # ${NAME:=value} sets it
         return variables.get(name, found[4] if found[4] is not None else found[0])
 
     def _named(found: re.Match[str]) -> str:
@@ -227,7 +251,7 @@ def _flags(words: list[str]) -> dict[str, Any]:
     """Read flags and their values; the last of a flag that is given twice holds."""
     found: dict[str, Any] = {}
     name, values = "", list[str]()
-    for word in [*words, "--"]:
+    for word in [*(each for each in words if each not in ("$@", "$*", "${@}")), "--"]:
         if re.match(r"--[A-Za-z]|--$", word):
             if name:
                 found[name] = values[0] if len(values) == 1 else values or True

@@ -11,12 +11,13 @@ from typing import Any
 import attrs
 
 from forge._errors import RecipeError
+from forge.settings._elsewhere import RENAMED, SWITCHES, TOLD
 from forge.settings.convert._draft import ONLINE, Draft, plain
 from forge.settings.convert._swift_arguments import DEFAULTS, INSIDE
 from forge.settings.convert._swift_data import datasets
 
-MARKS = """tuner_type train_type sft_type rlhf_type torch_dtype attn_impl split_dataset_ratio val_dataset swift_version
-    freeze_vit target_modules swift_command""".split()
+MARKS = """model_id_or_path tuner_type train_type sft_type rlhf_type torch_dtype attn_impl split_dataset_ratio val_dataset
+    swift_version freeze_vit target_modules swift_command""".split()
 """Keys beside `model` that tell ms-swift's files from others'."""
 _RLHF = {
     **{name: name for name in ("dpo", "orpo", "simpo", "kto", "ppo", "grpo")},
@@ -53,6 +54,10 @@ _LAUNCH = {
 }
 _OF_THE_PROCESSOR = re.compile(r"(VIDEO_|IMAGE_)?(MAX|MIN)_(PIXELS|TOKEN_NUM)|VIDEO_.*|FPS.*|.*FRAMES.*|MAX_NUM|INPUT_SIZE")
 """Variables of the environment that say how large images and videos are."""
+_AS_ANYWAY = ("lora_bias", "packing_strategy")
+"""Arguments whose default is what forge does."""
+_OF_2 = ("model_id_or_path", "sft_type", "train_dataset_sample", "template_type")
+"""Arguments that ms-swift 3 has under other names."""
 _OF_MODELSCOPE = "LLM-Research AI-ModelScope iic ZhipuAI Shanghai_AI_Laboratory modelscope swift damo TeleAI".split()
 """Owners of models that Hugging Face's hub has under another name."""
 _SAMPLES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "num_beams", "max_new_tokens", "stop_words")
@@ -71,7 +76,13 @@ def swift_draft(
     """
     left = _values(values)
     command = left.pop("swift_command", None)
+    if of_old := next((key for key in _OF_2 if key in left), None):
+        raise RecipeError(
+            f"{of_old}: is of ms-swift 2, whose arguments and defaults are others; files of ms-swift 3 and 4 are converted."
+        )
     verb = verb or _verb(left, command)
+    for key in ("rlhf_type", "task_type"):
+        left.pop(key, None)
     draft = Draft(library="ms-swift", verb=verb, known=settings_of(verb), left=left)
     for take in (_environment, _tuner, datasets, _evaluation, _length, _learned, _labels, _objective, _sampling, _rest):
         take(draft)
@@ -109,8 +120,8 @@ def _values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _verb(left: dict[str, Any], command: Any) -> str:
     """Return the verb of the command, its method and task."""
-    task = left.pop("task_type", None)
-    method = left.pop("rlhf_type", None) or ("dpo" if command == "rlhf" else None)
+    task = left.get("task_type")
+    method = left.get("rlhf_type") or ("dpo" if command == "rlhf" else None)
     if method is not None:
         if method == "cpo" and left.get("loss_type") in (["simpo"], "simpo"):
             method = "simpo"
@@ -185,7 +196,7 @@ def _environment(draft: Draft) -> None:
 def _tuner(draft: Draft) -> None:
     """Read what is trained; LoRA where the file does not say."""
     left = draft.left
-    given = [left.pop(name, None) for name in ("tuner_type", "train_type", "sft_type")]
+    given = [left.pop(name, None) for name in ("tuner_type", "train_type")]
     kind = next((each for each in given if each is not None), None)
     if kind is None:
         draft.comments["adapter"] = "ms-swift's default"
@@ -201,6 +212,7 @@ def _tuner(draft: Draft) -> None:
         left["quantization_bit"] = bits
         if method not in (None, "bnb"):
             draft.lost.append(f"quant_method: {method}: a base in {bits} bits is quantised by bitsandbytes' rules here")
+    _reference(draft)
     start = left.pop("init_weights", None)
     if str(start).lower() not in ("none", "true", "default"):
         draft.left["peft_init_lora_weights"] = start
@@ -218,6 +230,17 @@ def _tuner(draft: Draft) -> None:
         )
     if left.get("adapter") != "none" and not draft.left.get("learning_rate"):
         draft.found["learning_rate"], draft.comments["learning_rate"] = 1e-4, "ms-swift's default, of adapters"
+
+
+def _reference(draft: Draft) -> None:
+    """Read the reference of preferences where an adapter goes on: by default the base there."""
+    left = draft.left
+    begun, compared = left.get("adapters"), left.pop("ref_adapters", None)
+    if compared and compared != begun:
+        draft.lost.append(f"ref_adapters: {compared!r}: merge it (forge export --merge), and give the model as reference_path")
+    elif begun and not compared and draft.verb in ("dpo", "kto"):
+        draft.found["reference"] = "adapter_off"
+        draft.comments["reference"] = "ms-swift's without ref_adapters: the base, not the model that adapter_path makes of it"
 
 
 def _evaluation(draft: Draft) -> None:
@@ -287,8 +310,19 @@ def _learned(draft: Draft) -> None:
             "use_chat_template: false: rows of prompt and completion are learned without a template; or forge pretrain"
         )
     left.pop("use_chat_template", None)
-    if verb not in ONLINE:
-        left.pop("enable_thinking", None)  # read by nothing that trains there
+    left.pop("use_hf", None)
+    system = left.pop("system", None)
+    if system and verb not in ("pretrain", "embed"):
+        text = str(system).replace("\\n", "\n")
+        text = f"the text of {text}" if text.endswith(".txt") else text
+        row = f'{{**row, "system": row.get("system") or {text!r}}}'
+        how = f"in rows.py `def with_system(row): return {row}`, and preprocess: rows:with_system"
+        if verb in (*ONLINE, "classify"):
+            how = "a preprocess that makes it their first message"
+        draft.lost.append(f"system: {text!r}: rows carry their system message here; to put it into those that have none: {how}")
+    thinks = left.pop("enable_thinking", None)  # read there where answers are sampled
+    if isinstance(thinks, bool) and verb in ONLINE:
+        draft.found["chat_template_kwargs"] = {"enable_thinking": thinks}
 
 
 def _objective(draft: Draft) -> None:
@@ -402,6 +436,10 @@ def _rest(draft: Draft) -> None:
     order = [left.pop(name, None) for name in ("train_dataloader_shuffle", "dataset_shuffle")]
     if order == [False, False]:
         draft.found["shuffle"] = False
+    draft.drop("lora_dtype", when=("float32",))
+    for key in [key for key, value in left.items() if key in DEFAULTS and value == DEFAULTS[key]]:
+        if (key not in TOLD or key in _AS_ANYWAY) and key not in SWITCHES and RENAMED.get(key, key) not in draft.known:
+            del left[key]  # asks for what is done there anyway, and is nothing here
     divided, ranks = left.get("deepspeed"), left.get("sequence_parallel_size")
     if isinstance(ranks, int) and ranks > 1 and isinstance(divided, str) and re.match(r"zero[123]", divided):
         del left["deepspeed"]
