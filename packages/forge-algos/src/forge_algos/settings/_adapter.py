@@ -30,6 +30,8 @@ SUBTRACTED = ("olora", "pissa", "pissa_niter_16")
 """Initialisations whose first product B₀ A₀ is subtracted again, so that training begins at the base."""
 
 
+LAYERS = re.compile(r"(?P<end>first|last):(?P<number>\d{1,6})(?P<rest>(\..*)?)")
+"""One of `unfrozen_parameters` that means so many layers, and what of each."""
 EXPRESSION = "re:"
 """Begins a target that is a regular expression of whole names."""
 _ROWS = re.compile(r"\[\d*:\d*\]$")
@@ -148,7 +150,9 @@ class AdapterSettings:
     adapter_path: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text))
     """Directory of a LoRA adapter to go on from, as forge, PEFT, TRL, Axolotl and LLaMA-Factory write it.
     Its rank, scale and targets are those of the run, and it is exported beside the same base."""
-    target_modules: tuple[str, ...] | None = attrs.field(**{**_names, "validator": attrs.validators.optional(_check_targets)})
+    target_modules: tuple[str, ...] | None = attrs.field(
+        default=None, converter=_tuple, validator=attrs.validators.optional(_check_targets)
+    )
     """Which linear layers and experts: names or last parts of names, patterns with * and ?, re: and a regular expression of
     whole names, or kinds (attention, mlp, experts, router, all-linear). By default all but the head; for ia3 those that PEFT
     has for the architecture."""
@@ -159,7 +163,8 @@ class AdapterSettings:
         default=None, converter=_tuple, validator=attrs.validators.optional(_check_parameters)
     )
     """Which weights train with adapter=none, as regular expressions that their names begin with
-    (`lm_head`, `model.layers.2[0-9]`, `.*.mlp.down_proj`); the others are frozen. By default all."""
+    (`lm_head`, `model.layers.2[0-9]`, `.*.mlp.down_proj`), or as so many layers (`last:8`, `first:2.mlp`); the others are
+    frozen. By default all."""
     lora_r: int = attrs.field(default=16, validator=number(kind=int, low=1))
     """Rank of the adapters."""
     lora_alpha: float = attrs.field(default=32.0, validator=number(kind=float, above=True))
