@@ -45,11 +45,13 @@ def test_few_blocks_stand_for_all_where_that_is_what_was_measured(
     assert phase is not None
     assert phase.planned == 1000  # compiled blocks keep less than either
 
-    def unlike(*_: Any, **__: Any) -> None:
-        raise forge_algos.RehearsalError("not alike")
+    for error in (forge_algos.RehearsalError("not alike"), forge_algos.AdapterError("last:8: the model has 3 layers")):
 
-    monkeypatch.setattr(_measured_steps, "Derived", SimpleNamespace(of=unlike))
-    phase = forecast_steps(nothing, nothing, [[1]], measured=measured, first=False)
-    assert phase is not None
-    assert phase.planned == 3000
-    assert asked[-1] == "3000 [1] False"
+        def unlike(*_: Any, error: Exception = error, **__: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(_measured_steps, "Derived", SimpleNamespace(of=unlike))
+        phase = forecast_steps(nothing, nothing, [[1]], measured=measured, first=False)
+        assert phase is not None
+        assert phase.planned == 3000
+        assert asked[-1] == "3000 [1] False"

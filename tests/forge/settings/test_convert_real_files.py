@@ -164,6 +164,67 @@ def test_names_of_layers_are_no_regular_expression() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "parameters"),
+    [
+        ("", ("last:2",)),
+        ("freeze_trainable_layers: 8\nfreeze_trainable_modules: all\n", ("last:8",)),
+        ("freeze_trainable_layers: -3\nfreeze_trainable_modules: mlp,self_attn\n", ("first:3.mlp", "first:3.self_attn")),
+    ],
+)
+def test_layers_that_train(text: str, parameters: tuple[str, ...]) -> None:
+    """LLaMA-Factory's `freeze` trains the last layers, or the first for a number below 0."""
+    found = converted(f"model_name_or_path: m\nstage: sft\nfinetuning_type: freeze\n{text}")
+    assert found.settings["unfrozen_parameters"] == parameters
+    assert about(found) == set()
+    resolve(task_of("sft").settings, ("recipe", {**found.settings, "data_path": "d", "ckpt_output_dir": "o"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "paths", "lost"),
+    [
+        ("mix_strategy: interleave_under\ninterleave_probs: 0.7,0.3\n", {"a": 0.7, "b": 0.3}, {"mix_strategy"}),
+        ("mix_strategy: interleave_over\n", {"a": 1.0, "b": 1.0}, {"mix_strategy"}),
+        ("mix_strategy: concat\n", ["a", "b"], set()),
+        ("mix_strategy: interleave_under\ninterleave_probs: '0.7'\n", ["a", "b"], {"mix_strategy", "interleave_probs"}),
+    ],
+)
+def test_shares_of_data_sets(text: str, paths: object, lost: set[str]) -> None:
+    """LLaMA-Factory draws from data sets by `interleave_probs`, evenly where it is not given."""
+    found = converted(FACTORY.format(stage="sft") + f"dataset: a,b\n{text}")
+    named = {f"data/dataset_info.json:{name}": share for name, share in paths.items()} if isinstance(paths, dict) else None
+    assert found.settings["data_path"] == (named or [f"data/dataset_info.json:{name}" for name in ("a", "b")])
+    assert about(found) == lost
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("lora_target_modules: [q_proj]\nlora_target_parameters: [experts.down_proj]\n", ("q_proj", "experts.down_proj")),
+        ("lora_target_modules: .*_proj\nlora_target_parameters: [experts.down_proj]\n", ("re:.*_proj", "experts.down_proj")),
+    ],
+)
+def test_matrices_of_experts(text: str, settings: tuple[str, ...]) -> None:
+    """PEFT's `target_parameters` are targets here."""
+    found = converted(f"{AXOLOTL}adapter: lora\n{text}")
+    assert found.settings["target_modules"] == settings
+    assert about(found) == set()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "attn_implementation: flex_attention\n",
+        "xformers_attention: false\nattn_implementation: xformers\n",
+        "model_config: {output_router_logits: true}\n",
+        "datasets: [{path: a, type: chat_template, field_thinking: thinking, template_thinking_key: thinking}]\n",
+    ],
+)
+def test_what_asks_for_what_is_done_anyway(text: str) -> None:
+    """Kernels of attention change no number, the routers' loss is trained, and reasoning is read under its names."""
+    assert about(converted(AXOLOTL + text)) == set()
+
+
 def test_weights_that_train_beside_an_adapter() -> None:
     """Both were in the recipe, which was refused."""
     found = converted(AXOLOTL + "adapter: qlora\nunfrozen_parameters: [^lm_head.*]\n")
@@ -270,6 +331,13 @@ def test_a_file_that_trains_nothing(text: str, instead: str) -> None:
     with pytest.raises(forge.RecipeError, match=f"trains nothing.*{instead}"):
         converted(text, "LLaMA-Factory")
     assert converted(f"{text}dataset: a\n", "LLaMA-Factory").verb == "sft"
+
+
+def test_a_file_of_another_library_with_keys_of_several() -> None:
+    """torchtune's qwen3B_async_grpo.yaml was read as one of LLaMA-Factory, for its data set."""
+    text = "dataset: {_component_: torchtune.dev.grpo.gsm8k.gsm8k_dataset}\norchestration: {num_steps: 250}\nshuffle: false\n"
+    with pytest.raises(forge.RecipeError, match=r"orchestration: this file is of asynchronous GRPO.*`forge grpo`"):
+        converted(text)
 
 
 def test_the_second_generation_of_llama_factory() -> None:

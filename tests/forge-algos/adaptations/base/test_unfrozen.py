@@ -30,6 +30,29 @@ def test_patterns_name_weights_by_the_beginning_of_their_names():
     assert moving("lm_head", model=make("llama-untied")) == {"lm_head.weight"}
 
 
+@pytest.mark.parametrize("number", [1, 2, -1])
+@pytest.mark.parametrize("modules", ["all", "mlp", "self_attn,post_attention_layernorm"])
+def test_so_many_layers(number, modules):
+    """`last:1` and `first:1.mlp` are LLaMA-Factory's `freeze_trainable_layers` and `freeze_trainable_modules`.
+
+    Its rule (0.9.6, `model/adapter.py`, `_setup_freeze_tuning`): the last layers, or the first for a number below 0; of these
+    weights whose name has `.LAYER.MODULE` in it.
+    """
+    names, count = [name for name, _ in make().named_parameters()], 2
+    layers = range(max(0, count - number), count) if number > 0 else range(min(-number, count))
+    parts = [f".{layer}.{'' if module == 'all' else module}" for module in modules.split(",") for layer in layers]
+    theirs = {name for name in names if any(part in name for part in parts)}
+    end = f"last:{number}" if number > 0 else f"first:{-number}"
+    assert moving(*(end if module == "all" else f"{end}.{module}" for module in modules.split(","))) == theirs
+
+
+def test_more_layers_than_there_are():
+    """They are refused with their number; so are none."""
+    for number in (0, 3):
+        with pytest.raises(AdapterError, match=f"unfrozen_parameters=last:{number}: the model has 2 layers"):
+            moving(f"last:{number}")
+
+
 def test_what_is_frozen_stays_frozen_and_a_new_head_trains():
     """The scoring layer of a reward model trains in any case."""
     model = make()

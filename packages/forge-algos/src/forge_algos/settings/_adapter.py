@@ -30,6 +30,8 @@ SUBTRACTED = ("olora", "pissa", "pissa_niter_16")
 """Initialisations whose first product B₀ A₀ is subtracted again, so that training begins at the base."""
 
 
+LAYERS = re.compile(r"(?P<end>first|last):(?P<number>\d{1,6})(?P<rest>(\..*)?)")
+"""One of `unfrozen_parameters` that means so many layers, and what of each."""
 EXPRESSION = "re:"
 """Begins a target that is a regular expression of whole names."""
 _ROWS = re.compile(r"\[\d*:\d*\]$")
@@ -165,7 +167,8 @@ class AdapterSettings:
         default=None, converter=_tuple, validator=attrs.validators.optional(_check_parameters)
     )
     """Which weights train with adapter=none, as regular expressions that their names begin with
-    (`lm_head`, `model.layers.2[0-9]`, `.*.mlp.down_proj`); the others are frozen. By default all."""
+    (`lm_head`, `model.layers.2[0-9]`, `.*.mlp.down_proj`), or as so many layers (`last:8`, `first:2.mlp`); the others are
+    frozen. By default all."""
     lora_r: int = attrs.field(default=16, validator=number(kind=int, low=1))
     """Rank of the adapters; of hra the number of reflections."""
     lora_alpha: float = attrs.field(default=32.0, validator=number(kind=float, above=True))

@@ -47,7 +47,8 @@ def forecast_steps(
         return Phase(name=MEASURED, planned=peak.bytes, parts=peak.parts)
 
     try:
-        with suppress(forge_algos.RehearsalError):
+        # Layers that `unfrozen_parameters` names may be none of the few.
+        with suppress(forge_algos.RehearsalError, forge_algos.AdapterError):
             phase = worst(Derived.of(planned, target, check=check))
             if compiled or abs(phase.planned - measured) <= _AGREES * measured:
                 return phase

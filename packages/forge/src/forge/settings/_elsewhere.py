@@ -48,8 +48,8 @@ RENAMED = {
         "init_lora_weights": "peft_init_lora_weights init_weights",
         "adapter_path": "adapter_name_or_path lora_model_dir adapters",
         "loraplus_lr_ratio": "lora_plus_lr_ratio lorap_lr_ratio",
-        "target_modules": """lora_target lora_target_modules oft_target lora_attn_modules target_patterns
-            osft_target_patterns""",
+        "target_modules": """lora_target lora_target_modules lora_target_parameters oft_target lora_attn_modules
+            target_patterns osft_target_patterns""",
         "modules_to_save": "lora_modules_to_save additional_target",
         "quant_type": "bnb_4bit_quant_type quantization_type",
         "double_quant": "bnb_4bit_use_double_quant double_quantization use_bnb_nested_quant",
@@ -61,7 +61,7 @@ RENAMED = {
         "max_grad_norm": "clip_grad_norm",
         "logging_steps": "log_every_n_steps",
         "shard_size": "dp_shard_size data_parallel_shard_dim",
-        "tp_size": "tensor_parallel_size tensor_parallel_degree tp_degree tensor_parallel_dim",
+        "tp_size": "tensor_parallel_size tensor_model_parallel_size tensor_parallel_degree tp_degree tensor_parallel_dim",
         "ep_size": "expert_parallel_size expert_parallel_degree expert_model_parallel_size ep_degree",
         "cp_size": """context_parallel_size context_parallel_degree cp_degree sequence_parallel_degree context_parallel_dim
             sequence_parallel_size""",
@@ -181,6 +181,8 @@ NOT_NEEDED = """remove_unused_columns dataloader_num_workers dataloader_pin_memo
 """Names for which there is nothing to set here, and without which nothing is lost."""
 SO_ANYWAY: dict[str, object] = {
     "processor_type": "AutoProcessor",
+    "quantization_method": "bnb",
+    "pipeline_model_parallel_size": 1,
 }
 """Name elsewhere → the value that forge has of it, whatever is set."""
 TOLD = {
@@ -398,7 +400,7 @@ CHOICES = {
     },
     "attention": {
         **{name: name for name in ("sdpa", "eager", "flash3", "flash4")},
-        **dict.fromkeys(("auto", "flash_attention_2", "flash_attn"), "auto"),
+        **dict.fromkeys(("auto", "flash_attention_2", "flash_attn", "xformers", "flex_attention"), "auto"),
         "flash_attention_3": "flash3",
         "flash_attention_4": "flash4",
         **dict.fromkeys(("fa3", "kernels-community/flash-attn3", "kernels-community/vllm-flash-attn3"), "flash3"),

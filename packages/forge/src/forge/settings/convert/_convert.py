@@ -48,14 +48,19 @@ _BESIDE = re.compile(
     r"|fsdp_config\.(fsdp_)?(use_orig_params|cpu_ram_efficient_loading)|accelerator_config|low_cpu_mem_usage|device_map"
     r"|sample_packing_(bin|group)_size|multipack_real_batches|pretrain_multipack_attn|streaming|streaming_.*|auto_find_batch_size"
     r"|dataset_keep_in_memory|gc_steps|lora_on_cpu|include_tokens_per_second|experts_implementation|hf_use_auth_token"
-    r"|resize_token_embeddings_to_32x|tokenizer_use_fast|group_by_length"
+    r"|resize_token_embeddings_to_32x|tokenizer_use_fast|group_by_length|use_(scattermoe|sonicmoe|dsv4_kernels|glm_dsa_kernels)"
+    r"|use_v1_kernels|(gemma4_hybrid_attn_impl|experimental_skip_move_to_device|llama4_linearized_experts|tiled_mlp.*)"
+    r"|(fsdp_config\.)?fsdp_transformer_layer_cls_to_wrap|flash_optimum|eval_table_size|eval_causal_lm_metrics|do_causal_lm_eval"
+    r"|num_completions_to_print|badam_verbose|use_distributed_optimizer|(bias_activation|apply_rope)_fusion"
+    r"|overlap_(param_gather|grad_reduce)|moe_(grouped_gemm|token_dispatcher_type)|recompute_(granularity|method|num_layers)"
+    r"|eot_tokens|base_model_ignore_patterns|skip_prepare_dataset"
     r"|load_from_cache_file|lazy_tokenize|dataset_num_proc|dataloader_.*|experts_impl|vit_gradient_checkpointing|tuner_backend"
     r"|vllm_(mode|server_(host|port|timeout|group_port|base_url|pass_dataset)|gpu_memory_utilization|max_.*|tensor_parallel_size"
     r"|pipeline_parallel_size|data_parallel_size|enable_.*|use_async_engine|engine_kwargs|limit_mm_per_prompt|enforce_eager)"
     r"|sleep_level|offload_(optimizer|model|teacher_model)|move_model_batches|teacher_deepspeed|bnb_4bit_quant_storage|device_groups"
     r"|acc_strategy|eval_(limit|use_evalscope|dataset_args|generation_config)|create_checkpoint_symlink|check_model|add_version|safe_serialization|max_shard_size|packing_num_proc|strict|swanlab_.*"
 )
-"""Keys of trackers, logs, uploads, saving, caches and kernels: whatever they say, the same is trained."""
+"""Keys of trackers, logs, uploads, saving, caches, kernels and sharding: whatever they say, the same is trained."""
 _ARGUMENTS = ("lr_scheduler_kwargs", "lr_scheduler_args", "optim_args", "fsdp_config")
 """Keys that hold names and values, numbers among them."""
 _NAMES = ("dataset_dir", "dataset_config", "dataset_train_split", "dataset_test_split", "template")
@@ -65,8 +70,6 @@ _HERE_ANYWAY = ("disable_gradient_checkpointing",)
 _SINGLE = (
     "adapter",
     "finetuning_type",
-    "tuner_type",
-    "train_type",
     "lora_rank",
     "num_train_epochs",
     "num_epochs",
@@ -127,6 +130,8 @@ def library_of(values: Mapping[str, Any], name: str) -> str:
         )
     if any(isinstance(values.get(key), str) for key in ("model", "model_id_or_path")) and values.keys() & set(MARKS):
         return SWIFT
+    if any(isinstance(value, Mapping) and "_component_" in value for value in values.values()):
+        return "torchtune"  # which alone names classes so, also where its other keys are those of another
     marks = {library: sum(key in values for key in keys) for library, keys in LIBRARIES.items()}
     best = max(marks, key=lambda library: marks[library])
     if not marks[best]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import forge_data
 from forge.settings._elsewhere import hint
-from forge.settings.convert._draft import ONLINE, Draft
+from forge.settings.convert._draft import ONLINE, Draft, plain
 
 FORMATS = {
     "chat_template": "messages",
@@ -60,6 +60,8 @@ _COLUMNS = {
     "field_tools": "tools",
 }
 """Key of a data set's entry that names a column → the name that forge reads."""
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Fields of a message in which reasoning is read."""
 _FILE = re.compile(r"\.(jsonl?|parquet|csv|arrow)(\.\w+)?$")
 
 
@@ -220,7 +222,34 @@ def _named(draft: Draft) -> None:
             names = [f"{beside.rstrip('/')}/dataset_info.json:{name}" for name in names]
         elif beside is not None:
             draft.lost.append(f"{key}: {', '.join(names)}: the dataset_info.json of {beside!r} is not read; give the files")
+        shares = _shares(draft, len(names)) if setting == "data_path" else None
+        if shares is not None and len(set(names)) == len(names) > 1:
+            draft.found[setting] = dict(zip(names, shares, strict=True))
+            continue
         draft.found[setting] = names[0] if len(names) == 1 else names
+
+
+def _shares(draft: Draft, count: int) -> list[float] | None:
+    """Return the shares of data sets in LLaMA-Factory; None where one follows the other."""
+    left = draft.left
+    strategy, given = left.get("mix_strategy"), left.get("interleave_probs")
+    if strategy in (None, "concat"):
+        left.pop("mix_strategy", None)
+        return None  # interleave_probs is refused there, and listed here
+    shares = [plain(each.strip()) for each in given.split(",")] if isinstance(given, str) else given or [1.0] * count
+    if (
+        not isinstance(shares, list)
+        or len(shares) != count
+        or not all(isinstance(each, int | float) and each > 0 for each in shares)
+    ):
+        return None
+    del left["mix_strategy"]
+    left.pop("interleave_probs", None)
+    end = "first" if "under" in str(strategy) else "last"
+    draft.lost.append(
+        f"mix_strategy: {strategy}: the shares are kept; an epoch ends there with the {end} data set that runs out"
+    )
+    return [float(each) for each in shares]
 
 
 def _long_rows(draft: Draft) -> None:
@@ -272,6 +301,8 @@ def rows(draft: Draft) -> None:
     draft.drop("pad_to_multiple_of", when=("auto",))
     if isinstance(left.get("plugins"), list):
         left["plugins"] = [each for each in left["plugins"] if not str(each).endswith(_OF_SPEED)]
+    if left.get("model_config") == {"output_router_logits": True}:
+        del left["model_config"]  # the routers' loss, which is trained here anyway
     special = left.get("special_tokens")
     if isinstance(special, Mapping):
         left["special_tokens"] = {name: token for name, token in special.items() if name != "pad_token"}  # nothing is padded
@@ -368,6 +399,8 @@ def _paths(each: Any, key: str, kinds: list[str], draft: Draft) -> list[str]:
             if isinstance(kind, Mapping):
                 here += "; columns of other names are read with rename_columns ({question: prompt, answer: completion})"
             lost.append(f"{key}[].type: {kind!r}: {here}")
+    if own.get("field_thinking") == own.get("template_thinking_key") in _REASONING:
+        del own["field_thinking"], own["template_thinking_key"]  # read under each of these names, and given to the template so
     for name, value in own.items():
         if name in _COLUMNS and isinstance(value, str) and value not in _AS_ANYWAY.get(name, ()):
             _rename(value, _COLUMNS[name], draft)

@@ -259,13 +259,13 @@ _NUMBER_FORMATS = "bf16 fp16 pure_bf16 bfloat16 float16 tf32 fp8 torch_dtype dty
 def adapter(draft: Draft) -> None:
     """Read which weights are trained; LLaMA-Factory trains LoRA unless it is told otherwise."""
     left, lost = draft.left, draft.lost
-    kind = next((kind for key in _KIND_KEYS if (kind := left.pop(key, None))), None)
+    kind = left.pop("adapter", None) or left.pop("finetuning_type", None)
     if kind is None and draft.library == "LLaMA-Factory":
         kind = "lora"
         draft.comments["adapter"] = "LLaMA-Factory's default"
     if left.pop("use_peft", False) is True:
         kind = "lora"
-    kind = {"full": "none", None: "none", "bone": "miss"}.get(kind, kind)
+    kind = {"full": "none", None: "none"}.get(kind, kind)
     for key in ("use_dora", "peft_use_dora", "use_rslora", "peft_use_rslora"):
         if left.pop(key, False) is True:
             kind = "dora" if "dora" in key else "rslora"
@@ -284,9 +284,11 @@ def adapter(draft: Draft) -> None:
     for pattern in left.get("unfrozen_parameters") or ():
         if str(pattern)[-1:].isdigit():
             lost.append(f"unfrozen_parameters: {pattern}: one layer here; in Axolotl also those whose number begins so")
+    if kind == "freeze":
+        _layers(draft)
+        kind = "none"
     if kind not in ("none", *LORA, *TUNERS):
-        instead = "name the weights that train in unfrozen_parameters" if kind == "freeze" else "choose adapter"
-        lost.append(f"{kind}: forge has no such way of training: {instead}")
+        lost.append(f"{kind}: forge has no such way of training: choose adapter")
         kind = "none"
     if kind != "none":
         draft.found["adapter"] = kind
@@ -294,9 +296,6 @@ def adapter(draft: Draft) -> None:
     _stored(draft, kind)
     if kind != "none" or draft.verb == "osft":
         _without_apollo(draft)
-
-
-_KIND_KEYS = ("adapter", "finetuning_type", "tuner_type", "train_type")
 
 
 def _of_others(draft: Draft, kind: object) -> None:
@@ -314,6 +313,21 @@ def _of_others(draft: Draft, kind: object) -> None:
             del left["oft_block_size"]
         if not left.get("module_dropout"):
             left.pop("module_dropout", None)
+
+
+def _layers(draft: Draft) -> None:
+    """Read which layers train under LLaMA-Factory's `freeze`: by default the last two."""
+    left = draft.left
+    number, modules = left.pop("freeze_trainable_layers", None), left.pop("freeze_trainable_modules", None)
+    if number is None:
+        number = 2
+        draft.comments["unfrozen_parameters"] = "LLaMA-Factory's default: the last 2 layers"
+    if not isinstance(number, int) or isinstance(number, bool) or not number:
+        draft.lost.append(f"freeze_trainable_layers: {number!r}: name the weights that train in unfrozen_parameters")
+        return
+    end = f"last:{number}" if number > 0 else f"first:{-number}"
+    names = [name.strip() for name in str(modules or "all").split(",")]
+    draft.found["unfrozen_parameters"] = tuple(end if name == "all" else f"{end}.{name}" for name in names)
 
 
 _WITH_MEDIA = ("sft", "osft", "distill", "dpo", "orpo", "simpo", "kto", "reward", "grpo", "rloo", "ppo")
@@ -426,6 +440,16 @@ def _dropout(draft: Draft) -> None:
         draft.found["lora_dropout"] = None  # so that no default of the other library takes its place
 
 
+def _experts(left: dict[str, Any], *, every: bool) -> None:
+    """Read the expert matrices that get an adapter, which are targets like any other here."""
+    experts, named = left.get("lora_target_parameters"), left.get("lora_target_modules")
+    named = [named] if isinstance(named, str) else named
+    if isinstance(experts, list) and all(isinstance(name, str) for name in experts) and (every or named):
+        del left["lora_target_parameters"]
+        if isinstance(named, list):
+            left["lora_target_modules"] = [*named, *experts]
+
+
 def _targets(draft: Draft) -> None:
     """Read the layers that get an adapter (by default all linear ones), and others trained."""
     left = draft.left
@@ -452,6 +476,7 @@ def _targets(draft: Draft) -> None:
                 draft.found["target_modules"] = None
             else:
                 left[key] = [f"re:{pattern}"]  # of whole names, as in PEFT
+    _experts(left, every=every)
     for key in ("lora_target", "oft_target", "additional_target"):
         if isinstance(left.get(key), str):
             left[key] = [name.strip() for name in left[key].split(",")]

@@ -57,6 +57,7 @@ _NOTHING = re.compile(
 _OTHER_RECIPES = {
     "quantizer": "quantization-aware training, which forge has not",
     "grpo_samples": "GRPO, whose rewards are written in Python there: `forge grpo`",
+    "orchestration": "asynchronous GRPO, whose rewards are written in Python there: `forge grpo`",
     "ppo_epochs": "PPO: `forge ppo`",
     "tasks": "an evaluation: `forge eval`",
     "prompt": "a generation: `forge generate`",
