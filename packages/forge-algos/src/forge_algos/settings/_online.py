@@ -191,6 +191,11 @@ class OnlineSettings:
         """Whether each reward is normalised by itself (GDPO), and not their sum."""
         return False
 
+    @property
+    def paired(self) -> bool:
+        """Whether best and worst completion of a prompt are trained on as a pair (online DPO)."""
+        return False
+
     def __attrs_post_init__(self) -> None:
         scored = len(self.reward) + (self.reward_model_path is not None)
         if self.reward_weights is not None and len(self.reward_weights) != scored:
@@ -292,7 +297,8 @@ class GRPOSettings(GroupSettings):
     their sums over max_new_tokens ("dr_grpo", arXiv 2503.20783), all tokens of the step ("dapo", arXiv 2503.14476); or
     completions with one ratio each ("gspo", arXiv 2507.18071), times their length ("luspo", arXiv 2602.05261); or tokens
     weighed by a bounded ratio ("cispo", arXiv 2506.13585); or completions' means where a sigmoid stands for the clip ("sapo",
-    arXiv 2511.20347); or tokens weighed by a smooth function of their completion's ratio ("vespo", arXiv 2602.10693)."""
+    arXiv 2511.20347); or tokens weighed by a smooth function of their completion's ratio ("vespo", arXiv 2602.10693).
+    Or DPO on the best and the worst completion of each prompt ("online_dpo", arXiv 2402.04792), whose β is kl_weight."""
     importance_sampling_level: Level | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Level)))
     """Whose ratio to the policy that sampled it is: each token's own ("token"), or a completion's, the geometric mean of its
     tokens' ("sequence"). By default the loss type's: a completion's for gspo and luspo."""
@@ -346,7 +352,7 @@ class GRPOSettings(GroupSettings):
     ("normalize_then_sum", GDPO, arXiv 2601.05242). A penalty is then one reward more."""
     kl_weight: float = attrs.field(default=0.0, validator=number(kind=float))
     """Weight of the KL divergence from the reference, a part of the loss;
-    0 needs no reference."""
+    0 needs no reference. With loss_type=online_dpo it is DPO's β, above 0; 0.1 is usual."""
     kl_estimator: KLEstimator = attrs.field(default="k3", validator=one_of(KLEstimator))
     """Estimate of that divergence: k3 of each token ("k3"), or k3 weighed by the ratio,
     whose gradient is that of the true divergence ("unbiased", DeepSeek-V3.2)."""
@@ -370,10 +376,13 @@ class GRPOSettings(GroupSettings):
         self._check_alone(self.decoupled, ("scale_rewards",), f"{decoupled}, which divides by deviations of its own")
         self._check_alone(self.decoupled, ("reward_clip_range",), f"{decoupled}, which adds up no rewards as they are")
         form = f"with loss_type={self.loss_type!r}"
+        if self.paired:
+            self._check_paired(form)
         self._check_alone(not kind.bounded, ("clip", "clip_high", "dual_clip"), f"{form}, which clips nothing")
         self._check_alone(kind.clipped != "gate", ("sapo_temperature_pos", "sapo_temperature_neg"), form)
         self._check_alone(kind.clipped != "gamma", _GAMMA, form)
-        self._check_alone(kind.clipped == "gamma", ("importance_sampling_level",), f"{form}, whose ratio is a completion's")
+        fixed = "which has no ratio" if kind.clipped == "none" else "whose ratio is a completion's"
+        self._check_alone(kind.clipped in ("gamma", "none"), ("importance_sampling_level",), f"{form}, {fixed}")
         if self.dual_clip is None:
             return
         _, high = kind.bounds(self.clip, self.clip_high)
@@ -381,6 +390,24 @@ class GRPOSettings(GroupSettings):
             raise ValueError(f"dual_clip has no effect with loss_type={self.loss_type!r}, whose ratio clip_high bounds")
         if self.dual_clip <= 1 + high:
             raise ValueError(f"dual_clip={self.dual_clip} must be above 1 + clip_high, {1 + high:g} here")
+
+    def _check_paired(self, form: str) -> None:
+        """Refuse what pairs do not read, and steps on a rollout of an earlier policy."""
+        if not self.kl_weight:
+            raise ValueError(f"kl_weight=0 {form}: it is β of the loss, how closely the model stays to the reference; set 0.1")
+        for name in ("num_iterations", "updates_per_pass"):
+            if getattr(self, name) != 1:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} {form}: a pair is learned from in one step, on the policy that sampled it; "
+                    "leave it out"
+                )
+        names = ("scale_rewards", "off_policy_mask_threshold", "entropy_coef", "use_adaptive_entropy", "top_entropy_quantile")
+        self._check_alone(True, (*names, "kl_estimator", "tis_cap", "multi_objective_aggregation"), form)  # noqa: FBT003
+
+    @property
+    def paired(self) -> bool:
+        """Whether `loss_type` is online_dpo."""
+        return self.loss_type == "online_dpo"
 
     @property
     def kind(self) -> str:

@@ -140,6 +140,11 @@ class TRLBackend(Backend):
             )
         if s.passed_on.pad_to_multiple_of is not None and verb == "grpo":
             raise SettingsError("pad_to_multiple_of has no effect with grpo: leave it out.")
+        if verb == "grpo" and s.objective.paired:
+            raise SettingsError(
+                "loss_type=online_dpo is not available with backend=trl, whose GRPOTrainer trains on no pairs: choose "
+                "backend=forge."
+            )
         if verb == "grpo" and s.objective.loss_type == "cispo" and s.objective.clip is not None:
             raise SettingsError(
                 f"clip={s.objective.clip:g} is not available with loss_type=cispo of backend=trl, which bounds the ratio above "
