@@ -108,12 +108,9 @@ if TYPE_CHECKING:
     from forge_algos.settings._adapter import AdapterSettings as AdapterSettings
     from forge_algos.settings._classify import ClassifySettings as ClassifySettings
     from forge_algos.settings._embed import EmbedSettings as EmbedSettings
+    from forge_algos.settings._grpo import GRPOSettings as GRPOSettings
     from forge_algos.settings._moe import MoESettings as MoESettings
-    from forge_algos.settings._online import (
-        GRPOSettings as GRPOSettings,
-        PPOSettings as PPOSettings,
-        RLOOSettings as RLOOSettings,
-    )
+    from forge_algos.settings._online import PPOSettings as PPOSettings, RLOOSettings as RLOOSettings
     from forge_algos.settings._optimizer import (
         SCHEDULES_WITHOUT_LENGTH as SCHEDULES_WITHOUT_LENGTH,
         OptimizerSettings as OptimizerSettings,
@@ -175,8 +172,9 @@ _PUBLIC = {
     "settings._adapter": "AdapterSettings",
     "settings._classify": "ClassifySettings",
     "settings._embed": "EmbedSettings",
+    "settings._grpo": "GRPOSettings",
     "settings._moe": "MoESettings",
-    "settings._online": "GRPOSettings PPOSettings RLOOSettings",
+    "settings._online": "PPOSettings RLOOSettings",
     "settings._optimizer": "SCHEDULES_WITHOUT_LENGTH OptimizerSettings",
     "settings._packing": "PackingSettings",
     "settings._parts": "PartSettings",

@@ -24,7 +24,8 @@ from forge_algos.losses import (
 
 KINDS = sorted(POLICY_KINDS)
 TOKEN_MEANS = ("cispo", "dapo", "ppo", "vespo")
-UNBOUNDED = ("sapo", "vespo")
+UNBOUNDED = ("online_dpo", "sapo", "vespo")
+WITHOUT_KL = ("online_dpo", "rloo")
 
 
 def rollout(B, seed=0, shift=0.5):
@@ -63,6 +64,9 @@ def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight, *, est
             k3 = q - torch.log(q) - 1
             return kl_weight * (k3 if estimator == "k3" else torch.exp(new[t] - old[t]) * k3)
 
+        if kind == "online_dpo":
+            terms.append(-advantage * sum(new[t] for t in tokens))
+            continue
         if kind == "rloo":
             rho = torch.exp(sum(new[t] for t in tokens) - sum(old[t] for t in tokens))
             terms.append(-clipped(rho, advantage))
@@ -110,7 +114,7 @@ def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight, *, est
 def test_is_the_papers_formula(kind, B, seed, high, kl_weight, estimator, most):
     """Every term and gradient of each kind is the formula's, on both sides of the clip."""
     new, old, ref, advantages, lengths = rollout(B, seed)
-    kl_weight = 0.0 if kind == "rloo" else kl_weight
+    kl_weight = 0.0 if kind in WITHOUT_KL else kl_weight
     most = None if kind in ("cispo", "gmpo", *UNBOUNDED) else most
     bounds = {} if kind in UNBOUNDED else {"clip": 0.2, "clip_high": high, "dual_clip": most}
     extra = {"ref_logps": ref, "kl_weight": kl_weight, "kl_estimator": estimator} if kl_weight else {}
@@ -188,7 +192,7 @@ def test_what_is_far_off_the_policy_is_left_out(kind, of_tokens):
     given = (
         advantages.repeat_interleave(torch.tensor(lengths)) if of_tokens and POLICY_KINDS[kind].ratio == "token" else advantages
     )
-    with_kl = {"ref_logps": ref, "kl_weight": 0.1, **settings_for(kind)}
+    with_kl = settings_for(kind) | ({} if kind in WITHOUT_KL else {"ref_logps": ref, "kl_weight": 0.1})
     found = policy_gradient(new, old, given, lengths, off_policy_threshold=0.05, **with_kl)
     fallen = [(a - b).mean().item() > 0.05 for a, b in zip(old.split(lengths), new.split(lengths), strict=True)]
     left = torch.tensor(fallen) & (advantages < 0)
@@ -205,7 +209,7 @@ def test_any_cut_gives_the_same(kind, B, at, seed):
     """Two parts add up to the whole, in value, gradients and stats."""
     new, old, ref, advantages, lengths = rollout(B, seed)
     at = min(at, B - 1)
-    extra = {} if kind == "rloo" else {"kl_weight": 0.1}
+    extra = {} if kind in WITHOUT_KL else {"kl_weight": 0.1}
     edge = sum(lengths[:at])
     whole = policy_gradient(
         new, old, advantages, lengths, **settings_for(kind), **extra, **({"ref_logps": ref} if extra else {})
@@ -255,7 +259,7 @@ def test_extremes_are_finite(kind, values, A):
     """Loss and gradients are finite in float32, however far apart new, old and reference are."""
     new, old, ref = (torch.tensor([v, -5.0]) for v in values)
     new.requires_grad_()
-    extra = {} if kind == "rloo" else {"ref_logps": ref, "kl_weight": 0.1}
+    extra = {} if kind in WITHOUT_KL else {"ref_logps": ref, "kl_weight": 0.1}
     terms = policy_gradient(new, old, torch.tensor([A]), [2], **settings_for(kind), **extra)
     terms.sum.backward()
     assert terms.per_sample.isfinite().all()

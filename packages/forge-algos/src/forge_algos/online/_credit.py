@@ -4,6 +4,7 @@ All that couples completions happens here, once for the whole rollout and before
 deviations, whitening. So an update does not depend on how it is cut.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -100,12 +101,14 @@ def advantages_of(
 
 def group(settings: Any, scored: Scored) -> tuple[Floats, None]:
     """Subtract each group's baseline from its rewards, divide by a deviation (GRPO), whiten if asked;
-    of each reward by itself with multi_objective_aggregation="normalize_then_sum" (GDPO).
+    of each reward by itself with multi_objective_aggregation="normalize_then_sum" (GDPO). Of pairs it is `pair`.
 
     With `kl_in_reward` a completion's reward is less Σ k1 · kl_weight over its tokens. Where there is no baseline an advantage
     is a token's, less the penalties from it on, as REINFORCE++ has it.
     """
     rewards, groups = torch.from_numpy(scored.rewards), torch.from_numpy(scored.groups)
+    if settings.paired:
+        return pair(settings, scored), None
     if settings.decoupled:
         if not scored.parts:
             return np.zeros_like(scored.rewards), None
@@ -139,6 +142,36 @@ def _from_each_token(advantages: Floats, scored: Scored) -> Floats:
     through, ends = penalty.cumsum(), scored.lengths.cumsum() - 1
     rest = np.repeat(through[ends], scored.lengths) - through + penalty if len(ends) else penalty
     return (np.repeat(advantages, scored.lengths) - rest).astype(np.float32)
+
+
+def pairs_of(rewards: Floats, groups: NDArray[np.int64], usable: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the best and the worst usable completion of each group that has two: int64[P, 2].
+
+    Of equal ones the first is the better, and the last the worse.
+    """
+    found = []
+    at = np.flatnonzero(usable & ~np.isnan(rewards))
+    for members in np.split(at, np.flatnonzero(np.diff(groups[at])) + 1):
+        if len(members) > 1:
+            last = len(members) - 1
+            found.append((members[rewards[members].argmax()], members[last - rewards[members][::-1].argmin()]))
+    return np.array(found, dtype=np.int64).reshape(-1, 2)
+
+
+def pair(settings: Any, scored: Scored) -> Floats:
+    """Compute ±2β·σ(-β(c - r)) of the better and the worse completion of each pair (online DPO).
+
+    c and r are log π/π_ref of both. It is the slope of -log σ(β(c - r)), twice, as the mean is over completions. A pair of
+    equal rewards prefers nothing: 0.
+    """
+    lengths, advantages = scored.lengths, np.zeros_like(scored.rewards)
+    starts = lengths.cumsum() - lengths
+    ratios = np.add.reduceat(scored.penalty.astype(np.float64), starts) if len(lengths) else np.zeros(0)
+    for chosen, rejected in pairs_of(scored.rewards, scored.groups, scored.trained).tolist():
+        if scored.rewards[chosen] > scored.rewards[rejected]:
+            slope = 2 * settings.kl_weight / (1 + math.exp(min(ratios[chosen] - ratios[rejected], 700.0)))
+            advantages[chosen], advantages[rejected] = slope, -slope
+    return advantages
 
 
 def leave_one_out(settings: Any, scored: Scored) -> tuple[Floats, None]:

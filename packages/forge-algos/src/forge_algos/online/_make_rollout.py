@@ -13,7 +13,7 @@ from torch import nn
 from forge_algos._errors import ForgeAlgosError, RewardError, RolloutError
 from forge_algos._gather import gather, scatter, share_of
 from forge_algos._parallel import ALONE, Parallel
-from forge_algos.online._credit import advantages_of
+from forge_algos.online._credit import advantages_of, pairs_of
 from forge_algos.online._measure import Reference, measure
 from forge_algos.online._prompts import Prompt, check_arguments, check_completions, columns_of
 from forge_algos.online._sampler_gap import gap_weights
@@ -30,7 +30,8 @@ from forge_algos.online.updates._collate import Collate
 from forge_algos.online.updates._divide import Layout
 from forge_algos.online.updates._media import JoinMedia, MediaRead, of_prompts
 from forge_algos.online.updates._updates import beginnings_of, packed, token_places, update_indices
-from forge_algos.settings._online import GroupSettings, GRPOSettings, OnlineSettings
+from forge_algos.settings._grpo import GRPOSettings
+from forge_algos.settings._online import GroupSettings, OnlineSettings
 
 
 def make_rollout(
@@ -160,7 +161,7 @@ def make_rollout(
     reward_B, reward_parts = reward(scores, sizes, finished), reward.parts(scores, sizes, finished)
     groups = np.repeat(np.arange(len(prompts)), each)
     counted = ~np.isnan(reward_B) & ~_left_out(settings, reward_B, reward_parts, groups, len(prompts))[groups]
-    trained, masked = _trained(settings, counted, finished)
+    trained, masked = _trained(settings, counted, finished, reward_B, groups)
 
     prompt_ids = tuple(np.asarray(prompt.input_ids, np.int32) for prompt in prompts)
     # With the KL in the reward, masked completions are measured too: they are part of the baseline of the others.
@@ -417,9 +418,17 @@ def _equal(
 
 
 def _trained(
-    settings: OnlineSettings, found: NDArray[np.bool_], finished: NDArray[np.bool_]
+    settings: OnlineSettings,
+    found: NDArray[np.bool_],
+    finished: NDArray[np.bool_],
+    rewards: NDArray[np.float32],
+    groups: NDArray[np.int64],
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return which completions found are trained on, and which only count in a mean."""
+    if settings.paired:
+        both = np.zeros_like(found)
+        both[pairs_of(rewards, groups, found & finished if settings.mask_truncated else found)] = True
+        return both, np.zeros_like(found)
     if not settings.mask_truncated:
         return found, np.zeros_like(found)
     return found & finished, found & ~finished & (settings.policy.unit == "completions")

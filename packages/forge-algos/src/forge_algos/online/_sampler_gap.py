@@ -20,7 +20,7 @@ def gap_weights(
     """Compute the weight float32[M] of each token's advantage; None where the gap is small.
 
     The gap is the mean of |old - sampler| over tokens that were measured, in nats. A weight is min(exp(old - sampler),
-    `tis_cap`) of each token, or of the whole completion where the policy loss has one ratio a completion.
+    `tis_cap`) of each token, or of the whole completion where the policy loss has one ratio a completion. Pairs have none.
 
     Args:
         settings: `tis_above`, `tis_cap` and `max_sampler_gap` are read.
@@ -42,7 +42,8 @@ def gap_weights(
             f"max_sampler_gap={settings.max_sampler_gap:g}: it computes with other weights, at another temperature, or much "
             "less exactly; look at the model and the options that the server was started with"
         )
-    if gap <= settings.tis_above:
+    # DPO holds for pairs from any policy: its loss has no expectation over the one that sampled.
+    if gap <= settings.tis_above or settings.paired:
         return None
     log_weights = np.where(known, difference, 0.0)
     if settings.policy.ratio != "token":

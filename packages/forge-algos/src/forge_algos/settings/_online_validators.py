@@ -2,7 +2,16 @@
 
 from typing import Any
 
+import attrs
+
 from forge_algos.settings._validators import number
+
+# Any: the type checker does not follow a default of one type with a validator of another.
+share: Any = attrs.validators.and_(number(kind=float), attrs.validators.le(1))
+above_share: Any = attrs.validators.and_(number(kind=float, above=True), attrs.validators.le(1))
+clip_or_none: Any = attrs.validators.optional(number(kind=float, above=True, below=1.0))
+number_or_none: Any = attrs.validators.optional(number(kind=float, low=float("-inf")))
+above_or_none: Any = attrs.validators.optional(number(kind=float, above=True))
 
 
 def as_tuple(value: Any) -> Any:

@@ -11,7 +11,7 @@ import attrs
 Ratio = Literal["token", "sequence_sum", "sequence_mean"]
 Level = Literal["token", "sequence"]
 Reduce = Literal["tokens", "mean", "sum", "max_length"]
-Clipped = Literal["objective", "weight", "tokens", "gate", "gamma"]
+Clipped = Literal["objective", "weight", "tokens", "gate", "gamma", "none"]
 Scale = Literal["group", "batch", "none"]
 Baseline = Literal["mean", "leave_one_out", "length", "none"]
 
@@ -37,7 +37,8 @@ class PolicyKind:
     ("objective"), or the ratio as a weight without gradient of A · log π ("weight"), or the log-ratio of each token, of which
     the completion's is the mean ("tokens"); or nothing is, and a sigmoid of the ratio
     stands in its place, whose gradient fades on both sides of 1 ("gate"), or its weight without gradient of A · log π is one
-    that falls on both sides of 1, the density of a Gamma distribution ("gamma")."""
+    that falls on both sides of 1, the density of a Gamma distribution ("gamma"); or there is no ratio, as in A · log π of a
+    completion ("none")."""
     clip: tuple[float | None, float] = (0.2, 0.2)
     """How far the ratio may fall below 1, and rise above it, where nothing else is set;
     None does not bound it below. Not read where nothing is clipped."""
@@ -88,6 +89,9 @@ POLICY_KINDS: dict[str, PolicyKind] = {
     ),
     "sapo": PolicyKind(ratio="token", reduce="mean", clipped="gate", grpo=True),  # arXiv 2511.20347
     "vespo": PolicyKind(ratio="sequence_sum", reduce="tokens", clipped="gamma", grpo=True),  # arXiv 2602.10693
+    "online_dpo": PolicyKind(  # arXiv 2402.04792; its advantages are the slopes of a pair's DPO loss
+        ratio="sequence_sum", reduce="mean", clipped="none", kl=False, grpo=True, scale="none"
+    ),
     "ppo": PolicyKind(ratio="token", reduce="tokens"),  # arXiv 1707.06347, equation 7
     "rloo": PolicyKind(ratio="sequence_sum", reduce="mean", kl=False),  # arXiv 2402.14740
 }

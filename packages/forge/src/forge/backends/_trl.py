@@ -145,6 +145,11 @@ class TRLBackend(Backend):
             raise SettingsError(
                 "loss_type=gmpo is not available with backend=trl, which has no such loss: choose backend=forge."
             )
+        if verb == "grpo" and s.objective.paired:
+            raise SettingsError(
+                "loss_type=online_dpo is not available with backend=trl, whose GRPOTrainer trains on no pairs: choose "
+                "backend=forge."
+            )
         if verb == "grpo" and s.objective.loss_type == "cispo" and s.objective.clip is not None:
             raise SettingsError(
                 f"clip={s.objective.clip:g} is not available with loss_type=cispo of backend=trl, which bounds the ratio above "

@@ -145,10 +145,11 @@ class RolloutSteps:
     def _warn_of_a_gap(self, gap: float, planned: int) -> None:
         """Warn once of a server whose log-probabilities are not the trained model's."""
         if gap > self._own.tis_above:
+            weighed = "" if self._own.paired else ": each advantage is weighed by their ratio"
             self._warn_once(
                 "gap",
                 f"WARNING: step {planned * self._updates + 1}: the server's log-probabilities are {gap:.3g} nats a token from "
-                f"the trained model's, above tis_above={self._own.tis_above:g}: each advantage is weighed by their ratio. A "
+                f"the trained model's, above tis_above={self._own.tis_above:g}{weighed}. A "
                 "server in another precision differs as much at every step; one that differs more and more "
                 "(rollout_sampler_gap) has not taken all weights",
             )
@@ -158,7 +159,7 @@ class RolloutSteps:
         scored = int((~np.isnan(made.rewards)).sum())
         names = ", ".join(made.scores)
         step = planned * self._updates + 1
-        nothing = "nothing but the KL" if self._own.kl_weight else "nothing"
+        nothing = "nothing but the KL" if self._own.kl_weight and not self._own.paired else "nothing"
         if not scored and not planned:
             first, last = (self._run.train.source(row(made.prompt_rows)) for row in (min, max))
             raise forge_algos.RewardError(

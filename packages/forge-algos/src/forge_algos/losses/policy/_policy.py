@@ -79,6 +79,8 @@ def policy_gradient(
     - `vespo` (2602.10693): -sg(φ(ρ))·A·log π of a token, ρ the product of its sample's, φ(ρ) = ρ^k·e^(λ(1 - ρ)), which is 1
       at 1 and falls on both sides of its peak at k/λ; `.count` is T. A token's log-ratio counts up to ±20, a sample's from
       log 1e-8 to 20, as in TRL.
+    - `online_dpo` (2402.04792): -A·log π of a whole sample, without a ratio: with the slope of a pair's DPO loss as A, its
+      gradient on the policy that sampled is that loss's; `.count` is B.
     - `rloo` (2402.14740): ρ of a whole sample, from summed log-probabilities; `.count` is B.
 
     No term depends on another sample: what couples samples is the advantages, which are an argument (`group_advantages`,
@@ -90,8 +92,8 @@ def policy_gradient(
         old_logps: float[T], those of the policy that sampled; `logps.detach()` for a first, on-policy step.
         advantages: float[B], or where tokens have losses of their own float[T] (as from `gae`); no gradient reaches them.
         lengths: int[B], tokens of each sample; they add up to T. On the CPU, so that nothing waits for the device.
-        kind: a name in `POLICY_KINDS`: cispo, dapo, dr_grpo, gmpo, grpo, gspo, luspo, ppo, rloo, sapo or
-            vespo.
+        kind: a name in `POLICY_KINDS`: cispo, dapo, dr_grpo, gmpo, grpo, gspo, luspo, online_dpo, ppo, rloo, sapo
+            or vespo.
         ratio: whose ratio, in the place of the kind's: token, sequence_mean (as in `gspo`) or sequence_sum (as in `rloo`).
             Terms and what they are divided by stay the kind's: with `dapo` a sample's ratio then counts once a token. Not for
             `gmpo`.
@@ -162,6 +164,9 @@ def policy_gradient(
         log_w = log_ratio.detach().clamp(_LEAST, _MOST)
         powers, rates = (torch.where(weights >= 0, log_w.new_full((), a), b) for a, b in ((k, k_below), (rate, rate_below)))
         losses = -finite_exp(powers * log_w + rates * (1 - log_w.exp())) * weights * new
+        below = above = torch.zeros_like(below)
+    elif how.clipped == "none":
+        losses = -weights * row.sums(new)
         below = above = torch.zeros_like(below)
     elif how.clipped == "weight":
         losses = -held.detach() * weights * new
@@ -281,8 +286,9 @@ def _check_unclipped(
     if not POLICY_KINDS[kind].bounded:
         for name, bound in (("clip", clip), ("clip_high", clip_high), ("dual_clip", dual_clip)):
             if bound is not None:
-                instead = own[POLICY_KINDS[kind].clipped][0]
-                raise LossError(f"{name}={bound}: {kind!r} clips nothing; leave it out, or set {instead}")
+                instead = own.get(POLICY_KINDS[kind].clipped)
+                remedy = f", or set {instead[0]}" if instead else ""
+                raise LossError(f"{name}={bound}: {kind!r} clips nothing; leave it out{remedy}")
 
 
 def _check_settings(

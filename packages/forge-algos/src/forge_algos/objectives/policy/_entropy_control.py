@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from forge_algos.settings._online import GRPOSettings
+from forge_algos.settings._grpo import GRPOSettings
 
 
 class EntropyControl:

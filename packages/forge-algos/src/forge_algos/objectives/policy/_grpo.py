@@ -3,14 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from forge_algos.batches._online import OnlineBatch
 from forge_algos.heads._completions import to_float32
+from forge_algos.losses import LossTerms
 from forge_algos.objectives._objective import FollowsSteps
 from forge_algos.objectives.policy._entropy_control import EntropyControl
-from forge_algos.objectives.policy._online import OnlineObjective
-from forge_algos.settings._online import GRPOSettings
+from forge_algos.objectives.policy._online import BoundOnline, OnlineObjective
+from forge_algos.settings._grpo import GRPOSettings
+
+_EPSILON = float(np.finfo(np.float32).eps)
+"""Of the advantages, which are float32: a pair's loss is at most 15.9."""
 
 
 class GRPO(OnlineObjective[GRPOSettings], FollowsSteps):
@@ -20,6 +25,9 @@ class GRPO(OnlineObjective[GRPOSettings], FollowsSteps):
     names the kind; terms are completions (grpo, dr_grpo, gmpo, gspo, luspo, sapo) or tokens (dapo, cispo, vespo), as its row in
     `POLICY_KINDS` has it. `entropy_coef` times the policy's entropy, a mean over the step's tokens, is subtracted. With
     `top_entropy_quantile` tokens of less entropy have no part in either.
+
+    With `loss_type="online_dpo"` the terms are the best and the worst completion of each prompt, as one pair: the loss is DPO's
+    (arXiv 2305.18290, equation 7) with `kl_weight` as β, on the policy that sampled them.
     """
 
     def __init__(self, settings: GRPOSettings | None = None) -> None:
@@ -65,9 +73,22 @@ class GRPO(OnlineObjective[GRPOSettings], FollowsSteps):
         if self._control is not None:
             self._control.resume(state)
 
+    def terms(self, bound: BoundOnline, batch: OnlineBatch) -> LossTerms:
+        """Compute the batch's terms; of pairs their value is DPO's loss, and their gradient its."""
+        found = super().terms(bound, batch)
+        if not self.settings.paired:
+            return found
+        # A completion's advantage is ±2β·σ(-βm), from which -log σ(βm) follows; 0 is a pair without a preference.
+        lengths = np.asarray(batch.groups.lengths)
+        slopes = np.abs(np.asarray(batch.advantages, np.float64)[np.cumsum(lengths) - lengths]) / (2 * self.settings.kl_weight)
+        losses = -np.log1p(-np.minimum(slopes, 1 - _EPSILON))
+        return found._replace(sum=found.sum - found.sum.detach() + float(losses.sum()), per_sample=None)
+
     def loss_options(self, batch: OnlineBatch, device: torch.device) -> dict[str, Any]:
         """Return the clip or temperatures, the KL's weight and reference, the divisor of sums."""
         s = self.settings
+        if s.paired:  # the KL is within the advantages, and nothing is clipped
+            return {}
         divides = s.policy.reduce == "max_length"
         weight = 0.0 if s.kl_in_reward else s.kl_weight
         reference = to_float32(batch.ref_logps, device) if weight and batch.ref_logps is not None else None
