@@ -73,9 +73,9 @@ def test_a_wrong_row_is_found() -> None:
 
 
 def test_every_library_has_a_page() -> None:
-    """The eight libraries of the table."""
+    """The ten libraries of the table."""
     seven = {"axolotl", "llama-factory", "mini-trainer", "torchtune", "training-hub", "trl", "unsloth"}
-    assert set(PAGES) == seven | {"instructlab-training"}
+    assert set(PAGES) == seven | {"instructlab-training", "openrlhf", "verl"}
 
 
 def test_the_example_of_instructlab_training() -> None:
