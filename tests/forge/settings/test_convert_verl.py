@@ -204,7 +204,7 @@ def test_what_is_to_be_looked_at(more: list[str], key: str) -> None:
         ),
         ("python -m recipe.prime.main_prime x=1", "calls recipe.prime.main_prime, .*no such training"),
         (script() + "\n" + script("data.shuffle=False"), "trains 2 times: a recipe is of one run"),
-        ("echo nothing", "calls no training of verl or OpenRLHF"),
+        ("while sleep 1; do python -m verl.trainer.main_ppo x=1; done", "calls no training of verl or OpenRLHF .loops"),
     ],
 )
 def test_what_is_refused(text: str, message: str) -> None:
@@ -222,6 +222,8 @@ def test_sft() -> None:
         "model_path": "m", "data_path": "a.parquet", "effective_batch_size": 256, "max_seq_len": 1024, "on_overflow": "error",
         "num_epochs": 2, "learning_rate": 1e-4, "weight_decay": 0.01, "beta2": 0.999, "lr_scheduler": "constant",
     }  # fmt: skip
+    inner = of(script("data.prompt_dict_keys=['q']", *more, module="verl.trainer.fsdp_sft_trainer"))
+    assert ("rename_columns" in inner.settings, looked_at(inner)) == (False, {"data.prompt_dict_keys"})
     columns = ["data.prompt_key=extra", "data.response_key=answer", "model.partial_pretrain=m", "data.truncation=right"]
     before = of(script(*columns, module="verl.trainer.fsdp_sft_trainer"))
     assert before.settings["rename_columns"] == {"extra": "prompt", "answer": "completion"}

@@ -85,6 +85,7 @@ def test_any_text_ends(text: str) -> None:
         ('if [ "${DEVICE:-gpu}" = gpu ] && { [ "$X" = y ] || [ -z "$X" ]; }; then run a; else run b; fi', ["run", "a"]),
         ("if command -v nvcc; then run a; else run b; fi", ["run", "b"]),
         ("run $HOME/data ${HOME}/more $UNSET/x", ["run", "~/data", "~/more", "$UNSET/x"]),
+        ("run $PWD/x", ["run", "./x"]),
         ("run name_$(date +%Y)", ["run", "name_$(date +%Y)"]),
         ('HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." >/dev/null 2>&1 && pwd)\nrun "$HERE/f.py"', ["run", "a/f.py"]),
         ('sleep 1 && run $1 "$2" end > log.txt 2>&1 &', ["run", "", "end"]),

@@ -87,7 +87,7 @@ def read_foreign(text: str, name: str) -> dict[str, Any]:
     if name.endswith((".sh", ".bash")) or text.startswith("#!"):
         called = script_values(text, name)
         if called is None:
-            raise RecipeError(f"{name}: calls no training of verl or OpenRLHF: scripts of these two are converted.")
+            raise RecipeError(f"{name}: calls no training of verl or OpenRLHF (loops are not followed).")
         return called
     try:
         found = yaml.safe_load(text)

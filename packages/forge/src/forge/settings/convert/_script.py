@@ -403,7 +403,7 @@ class _Shell:
         if name in "123456789@*":
             known: list[str] | None = []
         else:
-            known = ["~"] if name == "HOME" else self.variables.get(name)
+            known = {"HOME": ["~"], "PWD": ["."]}.get(name) or self.variables.get(name)
         default = _DEFAULT.fullmatch(rest)
         if default is not None:
             there = bool(known) and (not default[1] or any(known or ()))

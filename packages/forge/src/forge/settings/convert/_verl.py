@@ -142,7 +142,9 @@ def _online(keys: Keys, verb: str, estimator: str) -> None:
     keys.lose("trainer.critic_warmup", "the policy learns from the first step on")
     keys.lose("trainer.v1.trainer_mode", "each rollout is of the policy as it is")
     for name in [name for name in keys.values if name.startswith("algorithm.rollout_correction")]:
-        keys.lose(name, "with a server that samples, tis_above and tis_cap; the model itself needs none")
+        plain_loss = name.endswith("loss_type") and keys.values[name] != "ppo_clip"
+        server = "with a server that samples, tis_above and tis_cap; the model itself needs none"
+        keys.lose(name, "the loss is loss_type's, and its ratio clipped" if plain_loss else server)
 
 
 def _updates(keys: Keys) -> int:
@@ -363,8 +365,10 @@ def _supervised(keys: Keys, *, old: bool) -> None:
             str(keys.get("data.prompt_key", default="question")): "prompt",
             str(keys.get("data.response_key", default="answer")): "completion",
         }
-        for key in ("data.prompt_dict_keys", "data.response_dict_keys"):
-            keys.lose(key, "the text is within a mapping there: take it out with preprocess")
+        inner = ("data.prompt_dict_keys", "data.response_dict_keys")
+        named = {} if keys.has(*inner) else named
+        for key in inner:
+            keys.lose(key, "the text is within a mapping there: preprocess makes rows with prompt and completion of it")
     keys.seen |= {
         "data.multiturn.tools_key",
         "data.multiturn.enable_thinking_key",
