@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forge.settings._elsewhere import COMMANDS, OWN, RENAMED, SWITCHES, TOLD, hint
+from forge.settings._elsewhere import COMMANDS, RENAMED, SWITCHES, TOLD, hint
+from forge.settings._own import OWN
 from forge.settings._settings import flat_fields, resolve
 from forge.verbs._registry import VERBS, task_of
 

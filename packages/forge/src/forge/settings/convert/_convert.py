@@ -22,7 +22,7 @@ from forge.settings.convert._draft import BESIDE, Draft, plain
 from forge.settings.convert._objective import METHOD_KEYS, methods, online, preferences, verb_of
 from forge.settings.convert._openrlhf import openrlhf
 from forge.settings.convert._run import adapter, batch, dtype, length, optimizer, schedule
-from forge.settings.convert._scripts import OPENRLHF, VERL, nested, script_values
+from forge.settings.convert._scripts import OPENRLHF, VERL, nested, command_values
 from forge.settings.convert._sharding import strategy
 from forge.settings.convert._torchtune import torchtune
 from forge.settings.convert._verl import verl
@@ -85,7 +85,7 @@ class Converted(NamedTuple):
 def read_foreign(text: str, name: str) -> dict[str, Any]:
     """Read a configuration or a script's command as a flat mapping. Raises RecipeError."""
     if name.endswith((".sh", ".bash")) or text.startswith("#!"):
-        called = script_values(text, name)
+        called = command_values(text, name)
         if called is None:
             raise RecipeError(f"{name}: calls no training of verl or OpenRLHF (loops are not followed).")
         return called

@@ -37,7 +37,7 @@ _OTHERWISE = {
 """Part of the name of another module → what there is instead."""
 
 
-def script_values(text: str, name: str) -> dict[str, Any] | None:
+def command_values(text: str, name: str) -> dict[str, Any] | None:
     """Read the settings of a script's training command; None where it calls neither library.
 
     Raises:
