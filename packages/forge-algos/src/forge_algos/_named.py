@@ -12,7 +12,7 @@ from forge_algos._errors import RewardError
 
 
 def load_named(name: str, *, setting: str, wanted: str) -> tuple[Any, str]:
-    """Import what "package.module:name" or "file.py:name" names; return it, and its name within the module.
+    """Import what "package.module:name" or "file.py:name" names; return it, and its own name.
 
     Args:
         name: as it was given.
@@ -52,7 +52,7 @@ def load_named(name: str, *, setting: str, wanted: str) -> tuple[Any, str]:
 
 
 def _of_file(path: str) -> ModuleType:
-    """Import a file by its path, once; under its path, so that files of one name in two folders are two modules."""
+    """Import a file once, under its path: files of one name in two folders are two modules."""
     name = str(Path(path).expanduser().resolve())
     if name in sys.modules:
         return sys.modules[name]

@@ -100,7 +100,7 @@ def advantages_of(
 
 
 def group(settings: Any, scored: Scored) -> tuple[Floats, None]:
-    """Subtract each group's baseline from its rewards, divide by a deviation (GRPO), whiten if asked;
+    """Subtract each group's baseline, divide by a deviation (GRPO), whiten if asked;
     of each reward by itself with multi_objective_aggregation="normalize_then_sum" (GDPO). Of pairs it is `pair`.
 
     With `kl_in_reward` a completion's reward is less Σ k1 · kl_weight over its tokens. Where there is no baseline an advantage

@@ -91,8 +91,9 @@ class GRPOSettings(GroupSettings):
     top_entropy_quantile: float = attrs.field(default=1.0, validator=share)
     """Share of a rollout's tokens that the policy learns from, those before which it was least certain (arXiv 2506.01939,
     which takes 0.2); others have no term but their KL's, and count in means all the same."""
-    num_generations: int = attrs.field(default=8, validator=number(kind=int, low=2))
-    """Number of completions of each prompt: a group, within which rewards are compared."""
+    num_generations: int = attrs.field(default=8, validator=number(kind=int, low=1))
+    """Number of completions of each prompt: a group, within which rewards are compared;
+    1 with baseline=none alone."""
     scale_rewards: Scale | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Scale)))
     """Divisor of the advantages: the standard deviation of the group's rewards ("group"),
     of the rollout's ("batch"), or "none". By default the group's, and none for dr_grpo, with `whiten`, or with another baseline
@@ -152,6 +153,11 @@ class GRPOSettings(GroupSettings):
 
     def _check_credit(self) -> None:
         """Refuse combinations of baseline, scale, whitening and the place of the KL."""
+        if self.num_generations < 2 and self.baseline != "none":
+            raise ValueError(
+                f"num_generations must be at least 2, got {self.num_generations}: a reward is compared with its group's; or "
+                "set baseline='none'"
+            )
         if self.kl_in_reward and not self.kl_weight:
             raise ValueError("kl_in_reward=True has no effect with kl_weight=0; set a weight, or leave it out")
         self._check_alone(self.kl_in_reward, ("kl_estimator",), "with kl_in_reward=True, which subtracts k1")

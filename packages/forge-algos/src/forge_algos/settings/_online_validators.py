@@ -1,4 +1,4 @@
-"""Validators of the settings of online methods: names of functions, weights, ranges, addresses."""
+"""Validators of settings of online methods: names of functions, weights, ranges, addresses."""
 
 from typing import Any
 

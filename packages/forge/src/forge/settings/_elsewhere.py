@@ -1,7 +1,7 @@
 """Names of other libraries → what each is here.
 
-The libraries are TRL, Axolotl, LLaMA-Factory, training_hub, mini-trainer, instructlab-training, Unsloth, torchtune and
-ms-swift. One table for three readers: the refusal of an unknown setting (`hint`), `forge config convert`, and the test that
+The libraries are TRL, Axolotl, LLaMA-Factory, training_hub, mini-trainer, instructlab-training, Unsloth, torchtune, ms-swift,
+verl and OpenRLHF. One table for three readers: the refusal of an unknown setting (`hint`), `forge config convert`, and the test that
 holds the pages of docs/migrating to it. A name that means the same here and there is in none of its parts.
 """
 
@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Collection, Mapping
 
 from forge.settings._origin import origin_note
+from forge.settings._own import OWN
 
 NEAR = 0.75
 """Least similarity (difflib's ratio) of a name that is offered for another."""
@@ -18,25 +19,26 @@ NEAR = 0.75
 RENAMED = {
     theirs: here
     for here, names in {
-        "model_path": "model model_id model_name model_name_or_path base_model pretrained_model_name_or_path",
-        "data_path": "dataset datasets dataset_name train_dataset train_file",
-        "eval_data_path": "eval_dataset dataset_val test_datasets validation_data_path val_dataset",
+        "model_path": """model model_id model_name model_name_or_path base_model pretrained_model_name_or_path
+            partial_pretrain pretrain""",
+        "data_path": "dataset datasets dataset_name train_dataset train_file train_files prompt_data",
+        "eval_data_path": "eval_dataset dataset_val test_datasets validation_data_path val_dataset val_files",
         "data_format": "format",
         "add_tokens": "tokens",
-        "ckpt_output_dir": "output_dir",
+        "ckpt_output_dir": "output_dir default_local_dir save_path",
         "validation_split": "val_set_size val_size split_dataset_ratio",
         "num_proc": "dataset_num_proc dataset_processes preprocessing_num_workers data_process_num_cpu_procs",
-        "max_seq_len": "max_length max_seq_length sequence_len cutoff_len",
+        "max_seq_len": "max_length max_seq_length sequence_len cutoff_len max_len",
         "chat_template": "chat_template_path chat_template_jinja chat_tmpl_path",
-        "num_epochs": "num_train_epochs max_epochs epochs",
-        "effective_batch_size": "batch_size train_batch_size prompt_batch_size",
-        "max_tokens_per_gpu": "max_batch_len",
-        "learning_rate": "lr",
+        "num_epochs": "num_train_epochs max_epochs epochs total_epochs num_episodes",
+        "effective_batch_size": "batch_size train_batch_size prompt_batch_size rollout_batch_size",
+        "max_tokens_per_gpu": "max_batch_len ppo_max_token_len_per_gpu",
+        "learning_rate": "lr actor_learning_rate",
         "lr_scheduler": "lr_scheduler_type",
         "min_lr_ratio": "cosine_min_lr_ratio",
-        "warmup_steps": "num_warmup_steps",
+        "warmup_steps": "num_warmup_steps lr_warmup_steps",
         "optimizer": "optim",
-        "weight_decay": "adamw_weight_decay",
+        "weight_decay": "adamw_weight_decay l2",
         "beta1": "adam_beta1",
         "beta2": "adam_beta2",
         "eps": "adam_epsilon adamw_eps",
@@ -46,7 +48,7 @@ RENAMED = {
         "neftune_alpha": "neftune_noise_alpha noisy_embedding_alpha",
         "lora_r": "r lora_rank",
         "init_lora_weights": "peft_init_lora_weights init_weights",
-        "adapter_path": "adapter_name_or_path lora_model_dir adapters",
+        "adapter_path": "adapter_name_or_path lora_model_dir adapters lora_adapter_path",
         "loraplus_lr_ratio": "lora_plus_lr_ratio lorap_lr_ratio",
         "target_modules": """lora_target lora_target_modules lora_target_parameters oft_target lora_attn_modules
             target_patterns osft_target_patterns""",
@@ -55,17 +57,18 @@ RENAMED = {
         "double_quant": "bnb_4bit_use_double_quant double_quantization use_bnb_nested_quant",
         "unfreeze_rank_ratio": "osft_unfreeze_rank_ratio",
         "attention": "attn_implementation flash_attn attn_impl",
-        "activation_checkpointing": "gradient_checkpointing use_gradient_checkpointing enable_activation_checkpointing",
+        "activation_checkpointing": """gradient_checkpointing use_gradient_checkpointing enable_activation_checkpointing
+            enable_gradient_checkpointing""",
         "activation_offloading": "enable_activation_offloading",
-        "cpu_offload": "fsdp_cpu_offload",
-        "max_grad_norm": "clip_grad_norm",
+        "cpu_offload": "fsdp_cpu_offload param_offload optimizer_offload adam_offload",
+        "max_grad_norm": "clip_grad_norm grad_clip max_norm",
         "logging_steps": "log_every_n_steps",
         "shard_size": "dp_shard_size data_parallel_shard_dim",
-        "tp_size": "tensor_parallel_size tensor_model_parallel_size tensor_parallel_degree tp_degree tensor_parallel_dim",
+        "tp_size": """tensor_parallel_size tensor_model_parallel_size tensor_parallel_degree tp_degree tensor_parallel_dim""",
         "ep_size": "expert_parallel_size expert_parallel_degree expert_model_parallel_size ep_degree",
         "cp_size": """context_parallel_size context_parallel_degree cp_degree sequence_parallel_degree context_parallel_dim
-            sequence_parallel_size""",
-        "eval_every_steps": "eval_steps validation_frequency run_val_every_n_steps",
+            sequence_parallel_size ulysses_sequence_parallel_size""",
+        "eval_every_steps": "eval_steps validation_frequency run_val_every_n_steps test_freq",
         "eval_at_epoch": "validate_at_epoch",
         "metric_for_best": "metric_for_best_model",
         "keep_best": "load_best_model_at_end save_best_val_loss",
@@ -73,24 +76,24 @@ RENAMED = {
         "save_samples": "min_samples_per_checkpoint",
         "keep_last_n": "save_total_limit",
         "trackers": "report_to",
-        "wandb_run_name": "wandb_name",
+        "wandb_run_name": "wandb_name experiment_name",
         "resume": "resume_from_checkpoint auto_resume_from_checkpoints",
         "beta": "rl_beta pref_beta orpo_alpha",
         "gamma": "simpo_gamma",
-        "loss_type": "pref_loss dpo_loss_type",
+        "loss_type": "pref_loss dpo_loss_type loss_mode policy_loss_type",
         "loss_weights": "dpo_loss_weights",
         "f_divergence": "f_divergence_type",
         "f_divergence_alpha": "f_alpha_divergence_coef",
         "wpo": "use_weighting dpo_use_weighting",
         "reference_sync_steps": "ref_model_sync_steps",
         "reference_mixup": "ref_model_mixup_alpha",
-        "desirable_weight": "kto_desirable_weight kto_chosen_weight",
-        "undesirable_weight": "kto_undesirable_weight kto_rejected_weight",
-        "reference_path": "ref_model ref_model_name_or_path",
+        "desirable_weight": "kto_desirable_weight kto_chosen_weight desirable_loss_weight",
+        "undesirable_weight": "kto_undesirable_weight kto_rejected_weight undesirable_loss_weight",
+        "reference_path": "ref_model ref_model_name_or_path ref_pretrain",
         "centering": "center_rewards_coefficient",
-        "reward": "reward_funcs reward_fn",
-        "reward_model_path": "reward_model",
-        "num_generations": "group_size",
+        "reward": "reward_funcs reward_fn remote_rm_url",
+        "reward_model_path": "reward_model reward_pretrain",
+        "num_generations": "group_size n_samples_per_prompt",
         "env": "environment_factory",
         "sampler_url": "vllm_server_base_url",
         "tis_cap": "vllm_importance_sampling_cap rollout_importance_sampling_threshold",
@@ -102,13 +105,14 @@ RENAMED = {
         "value_clip": "cliprange_value",
         "add_special_tokens": "new_special_tokens",
         "rename_columns": "columns",
-        "max_new_tokens": "max_completion_length max_tokens_per_completion response_length",
-        "kl_weight": "kl_coef",
-        "clip": "epsilon cliprange",
-        "clip_high": "epsilon_high",
+        "max_new_tokens": """max_completion_length max_tokens_per_completion response_length max_response_length
+            generate_max_len""",
+        "kl_weight": "kl_coef kl_loss_coef init_kl_coef",
+        "clip": "epsilon cliprange clip_ratio clip_ratio_low eps_clip",
+        "clip_high": "epsilon_high clip_ratio_high",
         "dual_clip": "delta clip_ratio_c",
-        "router_aux_loss_coef": "moe_aux_loss_coef",
-        "max_samples": "max_train_samples",
+        "router_aux_loss_coef": "moe_aux_loss_coef aux_loss_coef",
+        "max_samples": "max_train_samples train_max_samples",
         "freeze_vision_tower": "freeze_vit",
         "freeze_multi_modal_projector": "freeze_aligner",
         "freeze_language_model": "freeze_llm",
@@ -116,6 +120,18 @@ RENAMED = {
         "max_resamples": "max_num_gen_batches max_resample_times",
         "mask_truncated": "mask_truncated_completions overlong_filter",
         "num_iterations": "ppo_epochs num_ppo_epochs",
+        "max_prompt_len": "max_prompt_length prompt_max_len",
+        "warmup_ratio": "lr_warmup_steps_ratio lr_warmup_ratio",
+        "max_steps": "total_training_steps",
+        "sapo_temperature_pos": "tau_pos",
+        "sapo_temperature_neg": "tau_neg",
+        "kl_in_reward": "use_kl_in_reward",
+        "entropy_coef": "entropy_coeff entropy_loss_coef",
+        "value_clip": "cliprange_value",
+        "lam": "lambd",
+        "scale_rewards": "norm_adv_by_std_in_grpo",
+        "wandb_project": "project_name",
+        "chat_template_kwargs": "apply_chat_template_kwargs",
     }.items()
     for theirs in names.split()
 }
@@ -154,6 +170,7 @@ SWITCHES = {
     "dynamic_sample": "on_equal_rewards=resample",
     "dynamic_sampling": "on_equal_rewards=resample",
     "filter_groups": "on_equal_rewards=resample",
+    "dynamic_filtering": "on_equal_rewards=resample",
     "torch_compile": "compile=blocks",
     **dict.fromkeys(
         ("use_liger", "use_liger_kernel", "use_liger_kernels", "enable_liger_kernel"),
@@ -189,14 +206,26 @@ TOLD = {
     theirs: text
     for text, names in {
         _STEP: """gradient_accumulation_steps per_device_train_batch_size micro_batch_size per_gpu_train_batch_size
-            generation_batch_size""",
+            generation_batch_size ppo_micro_batch_size_per_gpu use_dynamic_bsz use_dynamic_batch""",
         "evaluation does not depend on a batch size; micro-batches follow from max_tokens_per_gpu": """eval_batch_size
             per_device_eval_batch_size""",
         "set dtype: float32 or bfloat16, chosen by the device when left out": """bf16 fp16 tf32 fp8 pure_bf16 torch_dtype
             train_dtype osft_upcast_dtype""",
-        "a base in 8 bits is adapter=qlora with quant_type=int8, in 4 bits adapter=qlora": """load_in_8bit quantization_bit
-            quant_bits quant_method""",
-        "give beta1 and beta2": "adamw_betas betas",
+        "a base in 8 bits is adapter=qlora with quant_type=int8, in 4 bits adapter=qlora": """load_in_8bit quantization_bit quant_bits
+            quant_method""",
+        "give beta1 and beta2": "adamw_betas betas adam_betas",
+        "give clip and clip_high": "eps_clip_low_high",
+        "give min_group_reward and max_group_reward": "dynamic_filtering_reward_range",
+        "effective_batch_size, the prompts of a rollout, divided by it is updates_per_pass": "ppo_mini_batch_size",
+        "choose forge ppo, or forge grpo with baseline, whiten and scale_rewards": "adv_estimator advantage_estimator",
+        "choose loss_type: dapo is a mean over tokens, grpo over completions": "loss_agg_mode",
+        "kl_weight is its weight, in the loss or with kl_in_reward=true in the reward": "use_kl_loss",
+        "max_prompt_len with on_overflow: drop (the default) or error": "filter_overlong_prompts",
+        "env=package.module:Class answers the model's turns": "agent_func_path multi_turn",
+        "tis_above and tis_cap, where a server samples": "rollout_correction",
+        "a function that changes rows: preprocess": "custom_cls",
+        "rows are learned in their chat_template; other texts with preprocess": "input_template apply_chat_template",
+        "choose loss_type=ipo": "ipo",
         _SCHEDULE: "lr_scheduler_kwargs lr_scheduler_args",
         "choose adapter: none (every weight), lora, qlora, dora, rslora, oft, osft and more": """finetuning_type
             peft_config full_finetuning quantize_base tuner_type train_type sft_type""",
@@ -214,7 +243,8 @@ TOLD = {
         "the model's own tokenizer is taken: for another, put its files into a copy of the model": """tokenizer_config
             tokenizer_name_or_path""",
         "rename the columns with rename_columns": """field_messages message_property_mappings message_field_role
-            message_field_content column_mapping""",
+            message_field_content column_mapping prompt_key messages_key response_key input_key output_key label_key chosen_key
+            rejected_key""",
         "tokens are kept in the run's data/ directory": """data_output_dir dataset_prepared_path tokenized_path cache_dir
             cached_dataset lazy_tokenize load_from_cache_file""",
         "freeze_vision_tower, freeze_audio_tower and their kin say which parts train": """
@@ -235,8 +265,8 @@ TOLD = {
         "max_seq_len with on_overflow: drop (the default), truncate, split, error": """truncation_mode excess_length_strategy
             truncation truncation_strategy""",
         "choose packing: auto (the default), on, off": """sample_packing eval_sample_packing batch_flattening
-            pad_to_sequence_len packed padding_free neat_packing packing_strategy pad_to_multiple_of
-            packing_length""",
+            pad_to_sequence_len packed padding_free neat_packing packing_strategy pad_to_multiple_of packing_samples
+            packing_length use_remove_padding""",
         "the tokenizer's own template, a name (chatml) or file: chat_template": "template use_legacy_tmpl",
         "rows carry their system message, a message of the role system: preprocess can add one": """default_system
             default_system_message new_system_prompt system""",
@@ -249,7 +279,7 @@ TOLD = {
             liger_glu_activation liger_layer_norm liger_rms_norm_gated""",
         _KERNELS: "liger_fused_linear_cross_entropy cut_cross_entropy",
         _SHARDING: """fsdp fsdp_config fsdp_version fsdp_options deepspeed deepspeed_options distributed_backend
-            accelerator_config""",
+            accelerator_config zero_stage""",
         "target_modules names layers of the model, its head among them, and the kinds attention and mlp": """
             apply_lora_to_mlp apply_lora_to_output""",
         "times the number of epochs it is max_steps": "max_steps_per_epoch",
@@ -257,7 +287,7 @@ TOLD = {
         "eval_every_steps or eval_at_epoch; the beginning and the end are always measured": """eval_strategy evaluation_strategy
             min_samples_per_validation""",
         "eval_every_steps below 1 is a share of the run: of 3 epochs 1/12 measures four times in each": "evals_per_epoch",
-        _SAVING: "save_strategy save_steps save_only_model",
+        _SAVING: "save_strategy save_steps save_only_model save_freq",
         f"{_SAVING}; below 1 each is a share of the run: of 3 epochs 1/12 saves four times in each": "saves_per_epoch",
         "num_epochs (or inf), max_steps and max_tokens say how long": "training_mode",
         "a resumed run is continued, nothing is overwritten": "overwrite_output_dir",
@@ -267,7 +297,7 @@ TOLD = {
         "wandb_run_name or mlflow_run_name; by default it is the name of ckpt_output_dir": "run_name",
         "the same command resumes, and SIGTERM saves": """enable_jit_checkpoint on_demand_checkpointing
             resume_from_full_state_checkpoint""",
-        "a loss beside others: loss_type=['sigmoid', 'sft'] with loss_weights, or cpo_alpha of simpo": "pref_ftx rpo_alpha",
+        "a loss beside others: loss_type=['sigmoid', 'sft'] with loss_weights, or cpo_alpha of simpo": """pref_ftx rpo_alpha nll_loss_coef""",
         "name the weights that train in unfrozen_parameters": """freeze_trainable_layers freeze_trainable_modules
             freeze_extra_modules freeze_parameters freeze_parameters_ratio freeze_parameters_regex trainable_parameters
             trainable_parameters_regex""",
@@ -281,13 +311,14 @@ TOLD = {
         "the token that ends a turn is the template's own, or turn_end": "eos_token pad_token special_tokens eot_tokens",
         "give paths in data_path": "dataset_dir",
         "a server samples with sampler=vllm and sampler_url; it is started by itself": """use_vllm vllm_mode
-            vllm vllm_server_host vllm_server_port vllm_server_timeout async_generate""",
+            vllm vllm_num_engines vllm_server_host vllm_server_port vllm_server_timeout async_generate""",
         "completions come from the model that trains": """vllm_gpu_memory_utilization gpu_memory_utilization n_gpus
             sleep_level offload_optimizer offload_model move_model_batches offload_teacher_model""",
         "rollouts/step_N.jsonl has every completion": "log_completions",
         "forge export RUN --merge, or with --format gguf": "save_pretrained_merged save_pretrained_gguf merge_lora",
         "name the columns in rename_columns, each with ours": "column_map",
-        "weights are given beside the paths: data_path={'a.jsonl': 0.7, 'b.jsonl': 0.3}": "mix_strategy interleave_probs",
+        "weights are given beside the paths: data_path={'a.jsonl': 0.7, 'b.jsonl': 0.3}": """mix_strategy
+            interleave_probs dataset_probs prompt_data_probs""",
         "an argument of the verbs in Python: a list of objects that watch the run": "callbacks",
         "files are read in constant memory": "streaming buffer_size shuffle_buffer_size",
         "rows are packed without padding, in random order, so that sorting by length would save nothing": "group_by_length",
@@ -302,7 +333,7 @@ TOLD = {
         "optimizer=apollo has random projections of a matrix's smaller side": "apollo_proj apollo_proj_type",
         "optimizer=apollo and muon move the matrices of the numbered layers": "apollo_target optim_target_modules",
         "apollo_rank, apollo_update_interval, apollo_scale, momentum and eps are settings of their own": "optim_args",
-        _OFF: """use_unsloth use_kt plugins
+        _OFF: """normalize_reward use_unsloth use_kt plugins
             parallelism_config relora loftq_config gptq
             use_badam use_adam_mini embedding_lr lr_groups loraplus_lr_embedding
             disable_dropout dataset_exact_deduplication min_sample_len tool_format val_loss_improvement_threshold lora_bias
@@ -332,57 +363,6 @@ COMMANDS = {
     for theirs in names.split()
 }
 """Command or function elsewhere → command here."""
-
-
-OWN = {
-    name: verbs
-    for verbs, names in {
-        "pretrain": "block_size cross_documents",
-        "distill": "teacher_path matched_weight unmatched_weight",
-        "sdft": "demonstration_template teacher teacher_rate skip_tokens",
-        "dpo": "loss_weights f_divergence f_divergence_alpha discopop_tau ld_alpha wpo",
-        "simpo": "cpo_alpha",
-        "orpo": "learn_prompt",
-        "reward": "centering",
-        "classify": "labels problem_type",
-        "embed": "query_prefix document_prefix pooling exclude_same_text margin",
-        "ppo": "lam value_weight value_clip",
-        "ppo and grpo": "dual_clip whiten",
-        "grpo": """scale_rewards multi_objective_aggregation entropy_coef top_entropy_quantile
-            use_adaptive_entropy entropy_target entropy_coef_delta entropy_coef_min entropy_coef_max
-            off_policy_mask_threshold kl_estimator baseline kl_in_reward importance_sampling_level
-            sapo_temperature_pos sapo_temperature_neg vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg""",
-        "sft and osft": "neftune_alpha",
-        "sft, osft, distill and embed": "loss",
-        "dpo, kto and grpo": "loss_type",
-        "dpo and kto": "reference_path",
-        "dpo, kto, ppo, grpo and rloo": "reference reference_sync_steps reference_mixup",
-        "kto": "desirable_weight undesirable_weight",
-        "simpo and ppo": "gamma",
-        "grpo and rloo": "on_equal_rewards max_resamples min_group_reward max_group_reward",
-        "sft, osft and pretrain": "z_loss",
-        "sft, osft, pretrain, dpo and simpo": "label_smoothing",
-        "distill, sdft, dpo, orpo, simpo and kto": "beta",
-        "distill, sdft, embed, ppo, grpo and rloo": "temperature",
-        "dpo, orpo, simpo, kto and reward": "on_bad_pair",
-        "sdft, ppo, grpo and rloo": """max_prompt_len num_generations max_new_tokens top_p top_k min_p
-            repetition_penalty""",
-        "rloo": "normalize_advantages",
-        "ppo, grpo and rloo": """reward reward_weights reward_clip_range reward_model_path on_reward_error
-            clip clip_high updates_per_pass mask_truncated missing_eos_penalty
-            overlong_buffer kl_weight num_iterations reward_timeout env max_turns env_timeout sampler sampler_url
-            sampler_timeout tis_above tis_cap max_sampler_gap""",
-        "sft, osft, dpo, orpo, simpo, kto and reward": "normalize",
-        "sft, dpo and all others but pretrain": "on_overflow",
-        "sft, dpo and all others but pretrain and embed": "chat_template chat_template_kwargs",
-        "sft, dpo and all others but pretrain, sdft, ppo, grpo and rloo": "max_seq_len",
-        "sft and all others but pretrain, sdft, classify, embed, ppo, grpo and rloo": "train_on turns turn_end data_format",
-        "sft, dpo and all others but sdft, classify, embed, ppo, grpo and rloo": "num_proc lint",
-    }.items()
-    for name in names.split()
-}
-"""Setting that only some verbs have → those verbs."""
-
 
 CHOICES = {
     "optimizer": {

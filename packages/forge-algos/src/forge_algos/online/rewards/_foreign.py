@@ -33,7 +33,9 @@ def reads_of(function: Any) -> Reads | None:
 
 
 def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of prompts, completions and fields that calls one of verl's or OpenRLHF's; others as they are.
+    """Return a function of prompts and completions that calls one of verl's or OpenRLHF's.
+
+    Any other is returned as it is.
 
     >>> def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     ...     return {"score": float(solution_str == ground_truth), "data_source": data_source}

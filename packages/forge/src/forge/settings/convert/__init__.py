@@ -1,4 +1,4 @@
-"""YAML of Axolotl, LLaMA-Factory or TRL, a script of ms-swift → a recipe, and what is lost.
+"""Settings of other libraries → a recipe, and what was not carried over.
 
 Files here import `settings`, the package's own top-level modules and the leaf packages, no other folder of `forge`.
 """

@@ -18,14 +18,17 @@ from forge.settings._settings import converted
 from forge.settings._yaml_fault import fault_of
 from forge.settings.convert._data import data, rows
 from forge.settings.convert._defaults import add_defaults
-from forge.settings.convert._draft import Draft, plain
+from forge.settings.convert._draft import BESIDE, Draft, plain
 from forge.settings.convert._objective import METHOD_KEYS, methods, online, preferences, verb_of
+from forge.settings.convert._openrlhf import openrlhf
 from forge.settings.convert._run import adapter, batch, dtype, length, optimizer, schedule
+from forge.settings.convert._scripts import OPENRLHF, VERL, command_values, nested
 from forge.settings.convert._sharding import strategy
 from forge.settings.convert._shell import script_values
 from forge.settings.convert._swift import MARKS, swift_draft
 from forge.settings.convert._swift_arguments import DEFAULTS
 from forge.settings.convert._torchtune import torchtune
+from forge.settings.convert._verl import verl
 
 LIBRARIES = {
     "Axolotl": "base_model datasets sequence_len micro_batch_size val_set_size sample_packing pretraining_dataset rl".split(),
@@ -35,6 +38,8 @@ LIBRARIES = {
 }
 """Library → keys that tell its files from the others'."""
 SWIFT = "ms-swift"
+_DOTTED = {"torchtune": torchtune, "verl": verl, "OpenRLHF": openrlhf}
+"""Library whose settings stand in sections → its converter."""
 
 _NO_LIMIT = ("max_length", "cutoff_len")
 """Keys under which null is a value: none."""
@@ -92,17 +97,18 @@ class Converted(NamedTuple):
     @property
     def groups(self) -> dict[str, list[str]]:
         """What was not carried over, by whether it can change what is trained."""
-        beside = [line for line in self.lost if _BESIDE.fullmatch(line.partition(":")[0])]
+        beside = [line for line in self.lost if line.endswith(BESIDE) or _BESIDE.fullmatch(line.partition(":")[0])]
         rest = [line for line in self.lost if line not in beside]
         named = {"to be looked at": rest, "without effect on what is trained": beside}
         return {f"not carried over, {what}": lines for what, lines in named.items() if lines}
 
 
 def read_foreign(text: str, name: str) -> dict[str, Any]:
-    """Read a configuration as a flat mapping. Raises RecipeError where it is none."""
-    script = script_values(text, name) if _is_script(text, name) else None
-    if script is not None:
-        return script
+    """Read a configuration or a script's command as a flat mapping. Raises RecipeError."""
+    if _is_script(text, name):
+        called = command_values(text, name) or script_values(text, name)
+        if called is not None:
+            return called
     try:
         found = yaml.safe_load(text)
         json.dumps(found, default=str, skipkeys=True)  # ValueError where an anchor holds itself
@@ -110,7 +116,7 @@ def read_foreign(text: str, name: str) -> dict[str, Any]:
         raise RecipeError(f"{fault_of(error, text, name)}.") from error
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise RecipeError(f"{name}: is no configuration: a mapping from names to values is wanted.")
-    return found
+    return {VERL: "ppo", **nested(found)} if "actor_rollout_ref" in found else found
 
 
 def _is_script(text: str, name: str) -> bool:
@@ -123,6 +129,8 @@ _SCRIPT = re.compile(r"^(?!\s*#).*(\bswift +(sft|pt|rlhf)\b|swift/cli/\w+\.py).*
 
 def library_of(values: Mapping[str, Any], name: str) -> str:
     """Return the library of which a configuration has most keys. Raises RecipeError."""
+    if named := values.keys() & {VERL, OPENRLHF}:
+        return "verl" if VERL in named else "OpenRLHF"
     if values.keys() & {"dist_config", "peft_config", "kernel_config"} and "train_dataset" in values:
         raise RecipeError(
             f"{name}: is of LLaMA-Factory's second generation (v1), whose files are not converted; a file with "
@@ -164,8 +172,8 @@ def convert(
         draft = swift_draft(values, settings_of, verb)
         draft.left = _readable(draft.left, draft.lost)
         return _finished(draft)
-    if library == "torchtune":
-        found_verb, settings, unread, comments = torchtune(values, settings_of, verb)
+    if library in _DOTTED:
+        found_verb, settings, unread, comments = _DOTTED[library](values, settings_of, verb)
         return Converted(
             library, found_verb, settings, unread, {name: text for name, text in comments.items() if name in settings}
         )

@@ -6,13 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import attrs
-
-from forge._errors import RecipeError, SettingsError
-from forge.settings._settings import converted
-from forge.settings.convert._draft import plain
-
-Fields = Mapping[str, "attrs.Attribute[Any]"]
+from forge._errors import RecipeError
+from forge.settings.convert._draft import Fields, checked, plain
 
 _SOURCES = {
     "alpaca_dataset": "tatsu-lab/alpaca",
@@ -107,7 +102,7 @@ def torchtune(
         for key, value in values.items()
         if key not in known and value not in (None, False, [], {}) and not _NOTHING.fullmatch(key)
     ]
-    return verb, _checked(found, settings_of(verb), lost), lost, comments
+    return verb, checked(found, settings_of(verb), lost), lost, comments
 
 
 _LOSSES_OF_PAIRS = ("DPOLoss", "RSOLoss", "SimPOLoss")
@@ -342,15 +337,3 @@ def _rest(parts: Mapping[str, Mapping[str, Any]], values: Mapping[str, Any], fou
 def _entries(given: Any) -> list[Mapping[str, Any]]:
     """Return the data sets of a section, one or several."""
     return [each for each in (given if isinstance(given, list) else [given]) if isinstance(each, Mapping)]
-
-
-def _checked(found: Mapping[str, object], known: Fields, lost: list[str]) -> dict[str, object]:
-    """Return the settings that the verb has, in its types; list values that are none of theirs."""
-    settings: dict[str, object] = {}
-    for name, field in known.items():
-        if found.get(name) is not None:
-            try:
-                settings[name] = converted(field, found[name], "recipe")
-            except SettingsError as error:
-                lost.append(f"{name}: {found[name]!r}: {str(error).replace(' (recipe)', '')}")
-    return settings
