@@ -359,7 +359,7 @@ def test_what_forge_has_not_is_refused(command: str, flags: str, error: str) -> 
         ("swift infer --model m\n", "calls swift infer, which trains nothing.*forge generate"),
         ("megatron sft --model m\n", "calls megatron"),
         ("swift export --model m\nmegatron rlhf --model m\n", "calls megatron"),
-        ("echo hello\n", "calls no swift sft"),
+        ("echo hello\n", "calls no training of ms-swift"),
         ("swift sft --model a\nswift rlhf --model b\n", r"trains 2 times \(swift sft, swift rlhf\)"),
         ("swift sft train.yaml\n", "its flags stand in train.yaml: convert that file"),
         ("swift sft --model 'a\n", "cannot be read as a command"),

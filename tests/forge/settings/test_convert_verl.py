@@ -204,7 +204,10 @@ def test_what_is_to_be_looked_at(more: list[str], key: str) -> None:
         ),
         ("python -m recipe.prime.main_prime x=1", "calls recipe.prime.main_prime, .*no such training"),
         (script() + "\n" + script("data.shuffle=False"), "trains 2 times: a recipe is of one run"),
-        ("while sleep 1; do python -m verl.trainer.main_ppo x=1; done", "calls no training of verl or OpenRLHF .loops"),
+        (
+            "while sleep 1; do python -m verl.trainer.main_ppo x=1; done",
+            "calls no training of ms-swift, verl or OpenRLHF .loops",
+        ),
     ],
 )
 def test_what_is_refused(text: str, message: str) -> None:

@@ -25,10 +25,10 @@ from forge.verbs._registry import VERBS, task_of
 def convert(file: str | Path, *, output: str | Path | None = None, verb: str | None = None) -> str:
     """Write a recipe from a file of another library, and list what is lost.
 
-    Of Axolotl, LLaMA-Factory, torchtune, TRL or ms-swift, recognised from the keys, or a shell script that trains with ms-swift,
-    verl or OpenRLHF, which is read and not run. What the file leaves to the library and forge has otherwise is written out, so
-    that the same is trained. Without --output the recipe is printed; what was not carried over stands in it as comments either
-    way.
+    Of Axolotl, LLaMA-Factory, torchtune, TRL or ms-swift, recognised from the keys, or a shell script that trains with
+    ms-swift, verl or OpenRLHF, which is read and not run. What the file leaves to the library and forge has otherwise is
+    written out, so that the same is trained. Without --output the recipe is printed; what was not carried over stands in it as
+    comments either way.
 
     Args:
         file: The other library's YAML or JSON file, or a script (.sh).

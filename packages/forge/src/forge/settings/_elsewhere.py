@@ -1,8 +1,8 @@
 """Names of other libraries → what each is here.
 
 The libraries are TRL, Axolotl, LLaMA-Factory, training_hub, mini-trainer, instructlab-training, Unsloth, torchtune, ms-swift,
-verl and OpenRLHF. One table for three readers: the refusal of an unknown setting (`hint`), `forge config convert`, and the test that
-holds the pages of docs/migrating to it. A name that means the same here and there is in none of its parts.
+verl and OpenRLHF. One table for three readers: the refusal of an unknown setting (`hint`), `forge config convert`, and the test
+that holds the pages of docs/migrating to it. A name that means the same here and there is in none of its parts.
 """
 
 from __future__ import annotations
@@ -123,11 +123,8 @@ RENAMED = {
         "max_prompt_len": "max_prompt_length prompt_max_len",
         "warmup_ratio": "lr_warmup_steps_ratio lr_warmup_ratio",
         "max_steps": "total_training_steps",
-        "sapo_temperature_pos": "tau_pos",
-        "sapo_temperature_neg": "tau_neg",
         "kl_in_reward": "use_kl_in_reward",
         "entropy_coef": "entropy_coeff entropy_loss_coef",
-        "value_clip": "cliprange_value",
         "lam": "lambd",
         "scale_rewards": "norm_adv_by_std_in_grpo",
         "wandb_project": "project_name",
@@ -211,8 +208,8 @@ TOLD = {
             per_device_eval_batch_size""",
         "set dtype: float32 or bfloat16, chosen by the device when left out": """bf16 fp16 tf32 fp8 pure_bf16 torch_dtype
             train_dtype osft_upcast_dtype""",
-        "a base in 8 bits is adapter=qlora with quant_type=int8, in 4 bits adapter=qlora": """load_in_8bit quantization_bit quant_bits
-            quant_method""",
+        "a base in 8 bits is adapter=qlora with quant_type=int8, in 4 bits adapter=qlora": """load_in_8bit quantization_bit
+            quant_bits quant_method""",
         "give beta1 and beta2": "adamw_betas betas adam_betas",
         "give clip and clip_high": "eps_clip_low_high",
         "give min_group_reward and max_group_reward": "dynamic_filtering_reward_range",
@@ -297,7 +294,8 @@ TOLD = {
         "wandb_run_name or mlflow_run_name; by default it is the name of ckpt_output_dir": "run_name",
         "the same command resumes, and SIGTERM saves": """enable_jit_checkpoint on_demand_checkpointing
             resume_from_full_state_checkpoint""",
-        "a loss beside others: loss_type=['sigmoid', 'sft'] with loss_weights, or cpo_alpha of simpo": """pref_ftx rpo_alpha nll_loss_coef""",
+        "a loss beside others: loss_type=['sigmoid', 'sft'] with loss_weights, or cpo_alpha of simpo": """
+            pref_ftx rpo_alpha nll_loss_coef""",
         "name the weights that train in unfrozen_parameters": """freeze_trainable_layers freeze_trainable_modules
             freeze_extra_modules freeze_parameters freeze_parameters_ratio freeze_parameters_regex trainable_parameters
             trainable_parameters_regex""",

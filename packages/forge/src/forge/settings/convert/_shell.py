@@ -61,9 +61,7 @@ def script_values(text: str, name: str) -> dict[str, Any] | None:
     """
     found = list(_commands(text, name))
     if not found and name.endswith((".sh", ".bash")):
-        raise RecipeError(
-            f"{name}: calls no training of ms-swift, verl or OpenRLHF; of other scripts give the file of settings."
-        )
+        raise RecipeError(f"{name}: calls no training of ms-swift, verl or OpenRLHF (loops are not followed).")
     if not found:
         return None
     trained = [each for each in found if each.name in TRAINING]
