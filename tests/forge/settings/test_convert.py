@@ -768,12 +768,6 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             {"adapter": "oft"},
         ),
         (
-            TRL + "tuner_type: vera\nvera_rank: 64\ntarget_modules: all-linear\nlora_rank: 8\n",
-            "sft",
-            {"adapter": "vera", "vera_rank": 64},
-        ),
-        (TRL + "tuner_type: bone\n", "sft", {"adapter": "miss"}),
-        (
             FACTORY.format(stage="dpo") + "pref_ftx: 0.5\n",
             "dpo",
             {"loss_type": ("sigmoid", "sft"), "loss_weights": (1.0, 0.5)},

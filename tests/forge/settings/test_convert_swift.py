@@ -490,3 +490,17 @@ def test_values_of_any_kind(key: str, data: st.DataObject) -> None:
     except forge.RecipeError:
         return
     assert found.verb == "grpo"
+
+
+def test_adapters_beside_lora() -> None:
+    """vera is PEFT's; of fourierft what ms-swift has otherwise is written out, but for where its coefficients begin."""
+    found = converted("model: m\ntuner_type: vera\nvera_rank: 64\nlora_rank: 8\n")
+    assert {found.settings[name] for name in ("adapter", "vera_rank")} == {"vera", 64}
+    assert "lora_r" not in found.settings
+    found = converted("model: m\ntuner_type: fourierft\nfourier_scaling: 150\n")
+    assert {name: found.settings[name] for name in ("adapter", "fourier_n_frequency", "fourier_scaling")} == {
+        "adapter": "fourierft",
+        "fourier_n_frequency": 2000,
+        "fourier_scaling": 150,
+    }
+    assert "tuner_type" in lost(found)

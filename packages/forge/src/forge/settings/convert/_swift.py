@@ -26,7 +26,9 @@ _RLHF = {
 }
 _COMMANDS = {"sft": "sft", "pt": "pretrain"}
 _TASKS = {"seq_cls": "classify", "embedding": "embed", "causal_lm": ""}
-_TUNERS = {"full": "none", "lora": "lora", "qlora": "qlora", "ia3": "ia3", "prefix": "prefix", "prompt": "prompt"}
+_TUNERS = {"full": "none", **{name: name for name in ("lora", "qlora", "ia3", "prefix", "prompt", "vera", "fourierft")}}
+_OF_FOURIER = {"fourier_n_frequency": 2000, "fourier_scaling": 300.0}
+"""Defaults of ms-swift's fourierft that are others here."""
 _RENAMED = {
     "model": "model_name_or_path",
     "adapters": "adapter_name_or_path",
@@ -202,10 +204,15 @@ def _tuner(draft: Draft) -> None:
         draft.comments["adapter"] = "ms-swift's default"
     if kind is not None and kind not in _TUNERS:
         raise RecipeError(
-            f"tuner_type: {kind!r}: forge has no such way of training; its adapters are lora, qlora, dora, rslora, ia3, "
-            "prefix, prompt, adapter_prompt and osft: put tuner_type lora or full into the file, and set adapter in the recipe."
+            f"tuner_type: {kind!r}: forge has no such way of training; put tuner_type lora or full into the file, and set "
+            "adapter in the recipe: oft, loha, lokr, miss and others (`forge sft --help` names them)."
         )
     left["adapter"] = _TUNERS[kind or "lora"]
+    if left["adapter"] == "fourierft":
+        for name, value in _OF_FOURIER.items():
+            if name not in left:
+                draft.found[name], draft.comments[name] = value, "ms-swift's default"
+        draft.lost.append("tuner_type: fourierft: its coefficients begin at zero here, where they begin at random there")
     bits = left.pop("quant_bits", None)
     method = left.pop("quant_method", None)
     if bits:
