@@ -774,6 +774,11 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
         ),
         (TRL + "tuner_type: bone\n", "sft", {"adapter": "miss"}),
         (
+            FACTORY.format(stage="sft") + "finetuning_type: oft\nquantization_bit: 4\noft_block_size: 16\n",
+            "sft",
+            {"adapter": "qoft", "oft_block_size": 16},
+        ),
+        (
             FACTORY.format(stage="dpo") + "pref_ftx: 0.5\n",
             "dpo",
             {"loss_type": ("sigmoid", "sft"), "loss_weights": (1.0, 0.5)},
