@@ -221,6 +221,7 @@ def test_a_tokenizer_larger_than_the_embedding(model_dir: Path, rows: Path, tmp_
         ({"add_tokens": ("<a>",), "adapter": "prefix"}, "adapter=prefix: the new tokens' rows would stay"),
         ({"add_tokens": ("<a>",), "adapter": "osft"}, r"osft_train_rest=\[embeddings, head\]"),
         ({"add_tokens": ("<a>",), "adapter": "ia3"}, "name the embedding and the head in modules_to_save"),
+        ({"add_tokens": ("<a>",), "adapter": "oft"}, "name the embedding and the head in modules_to_save"),
         ({"modules_to_save": ("lm_head",)}, "modules_to_save=.* has no effect with adapter='none'"),
     ],
 )

@@ -116,7 +116,7 @@ def test_8_bits_have_no_double_quantisation():
 
 
 LORAS = ("lora", "qlora", "dora", "rslora")
-TUNERS = ("oft", "hra", "loha", "lokr", "miss", "vera", "randlora", "fourierft", "c3a")
+TUNERS = ("oft", "qoft", "hra", "loha", "lokr", "miss", "vera", "randlora", "fourierft", "c3a")
 # For each setting of an adapter a value that is not its default, and the adapters that read it.
 READ_BY = {
     "target_modules": (("q_proj",), (*LORAS, "ia3", *TUNERS, "osft")),
@@ -125,13 +125,13 @@ READ_BY = {
     "lora_r": (8, (*LORAS, "hra", "loha", "lokr", "miss", "randlora")),
     "lora_alpha": (1, (*LORAS, "loha", "lokr", "randlora")),
     "lora_dropout": (0.1, (*LORAS, "miss", "vera", "randlora")),
-    "oft_block_size": (8, ("oft",)),
+    "oft_block_size": (8, ("oft", "qoft")),
     "vera_rank": (8, ("vera",)),
     "fourier_n_frequency": (8, ("fourierft",)),
     "fourier_scaling": (300, ("fourierft",)),
     "c3a_block_size": (8, ("c3a",)),
-    "quant_type": ("int8", ("qlora",)),
-    "double_quant": (False, ("qlora",)),
+    "quant_type": ("int8", ("qlora", "qoft")),
+    "double_quant": (False, ("qlora", "qoft")),
     "feedforward_modules": (("down_proj",), ("ia3",)),
     "num_virtual_tokens": (5, ("prefix", "prompt", "adapter_prompt")),
     "prefix_projection": (True, ("prefix",)),

@@ -768,6 +768,11 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
             {"adapter": "oft"},
         ),
         (
+            FACTORY.format(stage="sft") + "finetuning_type: oft\nquantization_bit: 4\noft_block_size: 16\n",
+            "sft",
+            {"adapter": "qoft", "oft_block_size": 16},
+        ),
+        (
             FACTORY.format(stage="dpo") + "pref_ftx: 0.5\n",
             "dpo",
             {"loss_type": ("sigmoid", "sft"), "loss_weights": (1.0, 0.5)},

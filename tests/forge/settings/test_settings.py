@@ -258,7 +258,9 @@ def test_a_row_that_a_script_added_is_a_choice(monkeypatch: pytest.MonkeyPatch) 
     for kind, name, value in asked:
         with pytest.raises(SettingsError, match=f"{name} must be one of .*, not '{value}'"):
             resolve(kind, ("argument", {**REQUIRED, **more[name], name: value}))
-    monkeypatch.setitem(ADAPTERS, "boft", AdapterKind(learning_rate=3e-4, peft="BOFTConfig", arguments={"boft_block_size": "oft_block_size"}))
+    monkeypatch.setitem(
+        ADAPTERS, "boft", AdapterKind(learning_rate=3e-4, peft="BOFTConfig", arguments={"boft_block_size": "oft_block_size"})
+    )
     monkeypatch.setitem(POLICY_KINDS, "whole", PolicyKind(ratio="sequence_sum", reduce="mean", grpo=True))
     for kind, name, value in asked:
         assert resolve(kind, ("argument", {**REQUIRED, **more[name], name: value})).origins[name] == "argument"

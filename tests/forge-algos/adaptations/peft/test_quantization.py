@@ -8,9 +8,21 @@ import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from forge_algos import SFT, AdapterError, AdapterSettings, MissingPackageError, adapt, evaluate, quantization_config
+from forge_algos import (
+    SFT,
+    AdapterError,
+    AdapterSettings,
+    MissingPackageError,
+    OptimizerSettings,
+    adapt,
+    evaluate,
+    make_optimizer,
+    quantization_config,
+    schedule,
+    train,
+)
 
-from ...oracle import make, pack, samples
+from ...oracle import distance, gradients, make, naive, pack, samples
 from .test_attach import IDS, LORA, same, saved, state, trained
 
 QLORA = AdapterSettings(adapter="qlora", lora_r=3, lora_alpha=5.0)
@@ -76,7 +88,9 @@ def test_missing_bitsandbytes_is_named(monkeypatch):
 def test_a_quantised_base_needs_qlora(base, adapter):
     """Any other adapter on a quantised base is refused; the error names qlora."""
     for settings in (QLORA, INT8):
-        with pytest.raises(AdapterError, match=f"quantised, which adapter={adapter} does not expect: use adapter=qlora"):
+        with pytest.raises(
+            AdapterError, match=f"quantised, which adapter={adapter} does not expect: use adapter=qlora or qoft"
+        ):
             adapt(load(base, settings), AdapterSettings(adapter=adapter))
 
 
@@ -127,6 +141,32 @@ def test_it_begins_as_pefts_and_learns_beside_constant_bits(base, settings, tmp_
     model.train()
     plain = PeftModel.from_pretrained(load(base, settings), folder)
     torch.testing.assert_close(logits(plain.train()), logits(model), rtol=0, atol=1e-6)
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("quant_type", ["nf4", "int8"])
+def test_rotations_beside_a_quantised_base(base, quant_type):
+    """qoft's loss and gradients of a packed row are those of oft over single samples on the dequantised base."""
+    settings = AdapterSettings(adapter="qoft", quant_type=quant_type, oft_block_size=4)
+    model, plain = load(base, settings), load(base, settings).dequantize(dtype=torch.float32)
+    adapted = []
+    for each, of in ((model, settings), (plain, AdapterSettings(adapter="oft", oft_block_size=4))):
+        adapted.append(adapt(each, of).model)
+        torch.manual_seed(3)
+        for parameter in (p for p in adapted[-1].parameters() if p.requires_grad):
+            torch.nn.init.normal_(parameter, std=0.1)
+    rows = samples([6, 9, 4], learned=1.0)
+    total, count = naive(adapted[1].train(), rows)
+    (total / count).backward()
+    before, found = weights(adapted[0]), {}
+    optimizer = make_optimizer(adapted[0], OptimizerSettings())
+    assert optimizer.param_groups[0]["lr"] == 1e-4
+    optimizer.register_step_pre_hook(lambda *_: found.update(gradients(adapted[0])))
+    scheduler = schedule(optimizer, OptimizerSettings(), num_steps=1)
+    (output,) = train(adapted[0], [[pack(rows)]], objective=SFT(), optimizer=optimizer, scheduler=scheduler, max_grad_norm=0.0)
+    assert output.loss == pytest.approx(total.item() / count, rel=1e-6)
+    assert distance(found, gradients(adapted[1])) < 2e-6
+    assert same(weights(adapted[0]), before)
 
 
 @needs_bitsandbytes

@@ -146,7 +146,8 @@ class AdapterSettings:
     (lora, arXiv 2106.09685), on a base in 4 or 8 bits (qlora, 2305.14314), with a magnitude of their own (dora, 2402.09353) or
     scaled for high ranks (rslora, 2312.03732); a factor for each channel (ia3, 2205.05638); virtual tokens before each layer
     (prefix, 2101.00190) or before the first (prompt, 2104.08691), or gated beside the attention (adapter_prompt,
-    2303.16199); rotations of each layer's inputs (oft, 2306.07280) or reflections (hra, 2405.17484); products
+    2303.16199); rotations of each layer's inputs (oft, 2306.07280), also on a base in 4 or
+    8 bits (qoft), or reflections (hra, 2405.17484); products
     of small matrices, of each element (loha, 2108.06098) or Kronecker's (lokr, 2212.10650); one small matrix for all blocks of
     inputs (miss, 2409.15371); factors on shared random matrices (vera, 2310.11454; randlora, 2502.00987); coefficients of a
     Fourier transform (fourierft, 2405.03003) or circulant blocks (c3a, 2407.19342); or the directions of each matrix with small
@@ -186,7 +187,7 @@ class AdapterSettings:
     """Train B alone, by the gradient that is nearest to the whole matrix's (LoRA-FA, arXiv 2308.03303):
     A keeps its first values and needs no gradient and no optimizer state."""
     quant_type: QuantType = attrs.field(default="nf4", validator=one_of(QuantType))
-    """How qlora's base is stored: in 4 bits as NormalFloat (nf4) or floats (fp4),
+    """How the base of qlora and qoft is stored: in 4 bits as NormalFloat (nf4) or floats (fp4),
     or in 8 bits as integers with a scale for each row (int8, arXiv 2208.07339)."""
     double_quant: bool = attrs.field(default=True, validator=_flag)
     """Whether the constants of nf4 and fp4 are stored in 8 bits, which saves 0.4 bits a weight."""

@@ -76,6 +76,17 @@ _OSFT = (
     "osft_svd osft_cache"
 )
 
+_OFT = AdapterKind(
+    learning_rate=1e-4,
+    peft="OFTConfig",
+    arguments={"oft_block_size": "oft_block_size"},
+    reads=_TARGETS,
+    divides={"oft_block_size": ("inputs",)},
+    vectors=("oft_R",),
+    zero=("oft_R",),
+    linear=True,
+)
+
 ADAPTERS: dict[str, AdapterKind] = {
     "none": AdapterKind(
         learning_rate=2e-5,
@@ -119,16 +130,8 @@ ADAPTERS: dict[str, AdapterKind] = {
         arguments={"adapter_len": "num_virtual_tokens"},
         reads=("adapter_layers",),
     ),
-    "oft": AdapterKind(
-        learning_rate=1e-4,
-        peft="OFTConfig",
-        arguments={"oft_block_size": "oft_block_size"},
-        reads=_TARGETS,
-        divides={"oft_block_size": ("inputs",)},
-        vectors=("oft_R",),
-        zero=("oft_R",),
-        linear=True,
-    ),
+    "oft": _OFT,
+    "qoft": attrs.evolve(_OFT, reads=(*_OFT.reads, "quant_type", "double_quant"), quantized=True),
     "hra": AdapterKind(
         learning_rate=1e-4,
         peft="HRAConfig",

@@ -75,7 +75,7 @@ class OptimizerSettings:
     with AdamW on the rest, where no adapter trains."""
     learning_rate: float | None = attrs.field(default=None, validator=attrs.validators.optional(_factor))
     """Highest learning rate of the schedule. By default 2e-5;
-    with an adapter 2e-4 for the LoRA family, 1e-4 for osft, oft, hra, loha and miss, 1e-3 for lokr and randlora, 3e-3 for
+    with an adapter 2e-4 for the LoRA family, 1e-4 for osft, oft, qoft, hra, loha and miss, 1e-3 for lokr and randlora, 3e-3 for
     ia3, 4e-3 for vera, 1e-2 for fourierft, prefix and adapter_prompt, 3e-2 for prompt, 0.1 for c3a; 50 times that with
     optimizer=adafactor, which multiplies it by the size of each matrix."""
     loraplus_lr_ratio: float = attrs.field(default=1.0, validator=_factor)

@@ -395,20 +395,20 @@ def gathered(strategy: forge_dist.Strategy) -> str:
 
 
 def quantized(s: Any, machine: forge_accel.Accelerator, dtype: Any) -> dict[str, Any]:
-    """Return the loading options of adapter=qlora, none for another adapter.
+    """Return the loading options of adapter=qlora and qoft, none for another adapter.
 
     Raises:
         forge_accel.AccelError: this machine cannot hold a base in such bits.
 
     """
-    if s.adapter.adapter != "qlora":
+    if not forge_algos.adaptations.ADAPTERS[s.adapter.adapter].quantized:
         return {}
     try:
         machine.quantization(s.adapter.quant_type)
     except forge_accel.AccelError as error:
         given = f"quant_type={s.adapter.quant_type}"
         # Whoever left the type open asked for the adapter.
-        named = f"adapter=qlora ({given})" if s.origins["quant_type"] == "default" else given
+        named = f"adapter={s.adapter.adapter} ({given})" if s.origins["quant_type"] == "default" else given
         raise forge_accel.AccelError(str(error).replace(given, named, 1)) from error
     return {"quantization": forge_algos.quantization_config(s.adapter, compute_dtype=dtype)}
 

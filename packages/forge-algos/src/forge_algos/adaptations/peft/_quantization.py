@@ -1,4 +1,4 @@
-"""Loading qlora's base in 4 bits (arXiv 2305.14314) or 8 (2208.07339), and checking it."""
+"""Loading a base in 4 bits (arXiv 2305.14314) or 8 (2208.07339), and checking it."""
 
 from functools import cache
 from importlib.util import find_spec
@@ -19,7 +19,7 @@ _IN_4_BITS, _IN_8_BITS = "Params4bit", "Int8Params"
 
 
 def quantization_config(settings: AdapterSettings, compute_dtype: torch.dtype) -> "BitsAndBytesConfig | None":
-    """Make the `quantization_config` of `from_pretrained` for the base; None without qlora.
+    """Make the `quantization_config` of `from_pretrained` for the base; None for other adapters.
 
     The head, and what shares its weight, is never quantised: transformers leaves it out.
 
@@ -50,7 +50,7 @@ def quantization_config(settings: AdapterSettings, compute_dtype: torch.dtype) -
 
 
 def check_quantized(model: nn.Module, settings: AdapterSettings) -> None:
-    """Refuse qlora on a base that is not in its bits, and any other adapter on a quantised one.
+    """Refuse qlora and qoft on a base that is not in their bits, and others on a quantised one.
     A quantised base is kept as it was loaded.
 
     Raises:
@@ -65,8 +65,8 @@ def check_quantized(model: nn.Module, settings: AdapterSettings) -> None:
         )
     if not wanted and (found or getattr(model, "is_quantized", False)):
         raise AdapterError(
-            f"{type(model).__name__}'s weights are quantised, which adapter={adapter} does not expect: use adapter=qlora (4 "
-            "or 8 bits), or load the model without a quantization_config"
+            f"{type(model).__name__}'s weights are quantised, which adapter={adapter} does not expect: use adapter=qlora or "
+            "qoft (4 or 8 bits), or load the model without a quantization_config"
         )
     if wanted != found:
         raise AdapterError(

@@ -17,7 +17,7 @@ BESIDE = "says how it runs there"
 """Reason of a key that changes nothing of what is trained."""
 LORA = ("lora", "qlora", "dora", "rslora")
 """Adapters of LoRA's family, whose settings other libraries call lora_rank, lora_alpha, lora_dropout and lora_target."""
-TUNERS = ("oft", "vera", "fourierft", "miss")
+TUNERS = ("oft", "qoft", "vera", "fourierft", "miss")
 """Further adapters of other libraries: finetuning_type of LLaMA-Factory, tuner_type of ms-swift."""
 ONLINE = ("grpo", "rloo", "ppo")
 """Verbs that sample completions and weigh a KL to the reference (`kl_weight`)."""

@@ -302,11 +302,12 @@ def _of_others(draft: Draft, kind: object) -> None:
     """Leave out settings of an adapter that does not train; there too they have no effect."""
     left = draft.left
     own = {"oft": ("oft_", "module_dropout"), "vera": ("vera_",), "fourierft": ("fourier_",)}
-    others = tuple(prefix for name, prefixes in own.items() if name != kind for prefix in prefixes)
+    trains = "oft" if kind == "qoft" else kind
+    others = tuple(prefix for name, prefixes in own.items() if name != trains for prefix in prefixes)
     others += ("lora_",) if kind in TUNERS else ()
     for key in [key for key in left if key.startswith(others)]:
         del left[key]
-    if kind == "oft":
+    if trains == "oft":
         if left.pop("oft_rank", 0):
             draft.lost.append("oft_rank: blocks of a layer there; here oft_block_size is the inputs of each, for every layer")
         if left.get("oft_block_size") == 0:
@@ -379,14 +380,14 @@ def _quantized(draft: Draft, kind: Any) -> Any:
         asked.append(left.pop("quantization_bit"))
     if not asked:
         return kind
-    if kind not in ("lora", "qlora"):
+    if kind not in ("lora", "qlora", "oft"):
         lost.append(f"load_in_{asked[0]}bit: true: a base in {asked[0]} bits is adapter=qlora, and this trains {kind}")
         return kind
     if asked == [8]:
         draft.found["quant_type"] = "int8"
         unread = [key for key in sorted(_OF_4_BITS & left.keys()) if left.pop(key) not in (None, False)]
         lost += [f"{key}: is of 4 bits, and these are 8" for key in unread]
-    return "qlora"
+    return "qoft" if kind == "oft" else "qlora"
 
 
 _OF_4_BITS = set(
