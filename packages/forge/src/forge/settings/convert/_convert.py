@@ -22,7 +22,7 @@ from forge.settings.convert._draft import BESIDE, Draft, plain
 from forge.settings.convert._objective import METHOD_KEYS, methods, online, preferences, verb_of
 from forge.settings.convert._openrlhf import openrlhf
 from forge.settings.convert._run import adapter, batch, dtype, length, optimizer, schedule
-from forge.settings.convert._scripts import OPENRLHF, VERL, nested, command_values
+from forge.settings.convert._scripts import OPENRLHF, VERL, command_values, nested
 from forge.settings.convert._sharding import strategy
 from forge.settings.convert._torchtune import torchtune
 from forge.settings.convert._verl import verl
