@@ -179,6 +179,17 @@ def test_credit_of_verls_estimators(baseline, cut_off):
     assert GRPO(settings).loss_options(batch, CPU)["ref_logps"] is None, "the KL is in no loss besides"
 
 
+def test_one_completion_of_each_prompt():
+    """Without a baseline nothing is compared, and a prompt may be answered once: the rewards themselves, whitened if asked."""
+    plain, white = (
+        rollout(policy(), GRPOSettings(num_generations=1, max_new_tokens=6, baseline="none", whiten=whiten))
+        for whiten in (False, True)
+    )
+    rewards = np.repeat(plain.rewards, plain.lengths)
+    np.testing.assert_allclose(plain.advantages, rewards, rtol=1e-6)
+    np.testing.assert_allclose(white.advantages, (rewards - rewards.mean()) / rewards.std(ddof=1), rtol=1e-4, atol=1e-5)
+
+
 def test_rloo_normalizes_the_advantages_of_what_counts():
     """To mean 0 and deviation 1, of all that is scored, or left after `on_equal_rewards=skip`, cut off and masked ones too."""
     own = {"num_generations": 3, "max_new_tokens": 3, "kl_weight": 0.0, "mask_truncated": True, "on_equal_rewards": "skip"}
