@@ -304,7 +304,6 @@ TOLD = {
             custom_register_path custom_dataset_info reward_model_plugin multi_turn_scheduler gym_env use_gym_env""",
         "what fills {{NAME}} and {{AUTHOR}} in the rows is a preprocess": "model_author",
         "forge distill learns the rows' own answers from the teacher": "lmbda seq_kd sft_alpha gkd_logits_topk",
-        "forge rloo is a verb of its own; advantages of grpo follow scale_rewards": "advantage_estimator kl_in_reward",
         "one learning rate is that of all weights: learning_rate": "vit_lr aligner_lr",
         "the token that ends a turn is the template's own, or turn_end": "eos_token pad_token special_tokens eot_tokens",
         "give paths in data_path": "dataset_dir",
