@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from forge_data.tokenizing._tokenizer import load_tokenizer as load_tokenizer
     from forge_data.tokenizing._turn_end import turn_end as turn_end
     from forge_data.tokenizing._turn_reader import TurnReader as TurnReader
+    from forge_data.viewing._look import page_look as page_look
     from forge_data.viewing._show import show as show
     from forge_data.viewing._stats import Stats as Stats, stats as stats
 
@@ -88,6 +89,7 @@ _PUBLIC = {
     "tokenizing._tokenizer": "load_tokenizer",
     "tokenizing._turn_end": "turn_end",
     "tokenizing._turn_reader": "TurnReader",
+    "viewing._look": "page_look",
     "viewing._show": "show",
     "viewing._stats": "Stats stats",
 }

@@ -9,12 +9,12 @@ import hashlib
 import os
 import re
 import secrets
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from forge_data._errors import StoreError
 from forge_data.store._manifest import PROMPTS
+from forge_data.viewing._look import page_file
 from forge_data.viewing._page_data import as_script, page_data
 from forge_data.viewing._page_summary import details, figures, lede, safe
 from forge_data.viewing._prompts import prompt_views, view_lines
@@ -62,8 +62,8 @@ def page(store: "TokenStore | PromptStore", indices: list[int]) -> str:
     places = {view.place for view in shown}
     findings = [] if prompts else [finding for finding in cast("TokenStore", store).lint.findings if finding.place in places]
     data = page_data(shown, findings, "prompt" if prompts else "sample")
-    style = "".join(_file(name) for name in _STYLES)
-    script = '"use strict";(() => {\n' + "\n".join(_file(name) for name in _SCRIPTS) + "})();\n"
+    style = "".join(page_file(name) for name in _STYLES)
+    script = '"use strict";(() => {\n' + "\n".join(page_file(name) for name in _SCRIPTS) + "})();\n"
     slots = {
         "policy": (
             f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
@@ -80,7 +80,7 @@ def page(store: "TokenStore | PromptStore", indices: list[int]) -> str:
         "script": script,
     }
     # One pass, so that the name of a slot inside a text stays text.
-    return _SLOT.sub(lambda found: slots.get(found[1], found[0]), _file("page.html"))
+    return _SLOT.sub(lambda found: slots.get(found[1], found[0]), page_file("page.html"))
 
 
 def _name(path: Path) -> str:
@@ -99,10 +99,6 @@ def _plain(shown: list[View]) -> str:
         write = view_lines if view.segments[0].role == "prompt" else lines
         text += [*write(view, colour=False, width=100), ""]
     return "\n".join(text)
-
-
-def _file(name: str) -> str:
-    return (resources.files("forge_data") / "viewing" / "page" / name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

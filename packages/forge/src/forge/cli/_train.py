@@ -135,52 +135,27 @@ def _usual_flags(known: Collection[str]) -> list[str]:
     return [f"--{dashed(name)}" for name in _USUAL if name in known]
 
 
+def _option(place: str, text: str, **more: Any) -> inspect.Parameter:
+    """Make an option of a verb that is no setting: a text that may be left out."""
+    described = Annotated[str | None, cyclopts.Parameter(help=text, **more)]
+    return inspect.Parameter(place, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=described)
+
+
+def _switch(place: str, text: str) -> inspect.Parameter:
+    """Make a switch of a verb that is no setting, off by default."""
+    described = Annotated[bool, cyclopts.Parameter(help=text, negative=())]
+    return inspect.Parameter(place, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=described)
+
+
 _BESIDE = (
-    inspect.Parameter(
-        "accelerate_config",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[
-            str | None,
-            cyclopts.Parameter(help="A file that `accelerate config` wrote, read as settings; recipe and options win over it."),
-        ],
-    ),
-    inspect.Parameter(
+    _option("accelerate_config", "A file that `accelerate config` wrote, read as settings; recipe and options win over it."),
+    _switch(
         "dry_run",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=False,
-        annotation=Annotated[
-            bool,
-            cyclopts.Parameter(
-                negative=(),
-                help="Check all that can be checked, tokenize, plan steps and memory, and say what would happen; train nothing "
-                "and leave nothing behind.",
-            ),
-        ],
+        "Check all that can be checked, tokenize, plan steps and memory, and say what would happen; train nothing and leave "
+        "nothing behind.",
     ),
-    inspect.Parameter(
-        "for_",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[
-            str | None,
-            cyclopts.Parameter(
-                name="--for", help="With --dry-run: devices that the memory plan is for, such as 8xH100-80GB or 24GB."
-            ),
-        ],
-    ),
-    inspect.Parameter(
-        "cluster",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=False,
-        annotation=Annotated[
-            bool,
-            cyclopts.Parameter(
-                negative=(),
-                help="With --dry-run, on each node of a run: check first that they meet, are alike and share files.",
-            ),
-        ],
-    ),
+    _option("for_", "With --dry-run: devices that the memory plan is for, such as 8xH100-80GB or 24GB.", name="--for"),
+    _switch("cluster", "With --dry-run, on each node of a run: check first that they meet, are alike and share files."),
 )
 """Options of a verb that are no settings: where settings come from, and whether to train at all."""
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import jinja2
 
+import forge_data
 import forge_dist
 from forge._errors import ForgeError, SettingsError
 from forge._templates import render, source
@@ -37,8 +38,9 @@ def page(
         values: of the template.
 
     """
-    style = "".join(source(_FOLDER + name) for name in ("look.css", "reports.css", *styles))
-    script = '"use strict";\n' + "\n".join(f"{source(_FOLDER + name)}" for name in (*scripts, "theme.js"))
+    look, theme = forge_data.page_look()
+    style = "".join((look, *(source(_FOLDER + name) for name in ("reports.css", *styles))))
+    script = '"use strict";\n' + "\n".join((*(source(_FOLDER + name) for name in scripts), theme))
     text = render(
         f"{_FOLDER}{template}",
         style=style,

@@ -8,7 +8,10 @@ import attrs
 
 
 def is_added(field: attrs.Attribute[Any], value: object) -> bool:
-    """Check for a further choice: a row that was added to a table, which the field's own validator reads."""
+    """Check for a further choice, which the field's own validator takes.
+
+    It is a row that was added to a table.
+    """
     if not isinstance(value, str) or get_origin(field.type) is not Literal or field.validator is None:
         return False
     try:
