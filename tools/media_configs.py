@@ -178,7 +178,7 @@ FAMILIES = (
         beside=(),
         refused=_NOT_JOINED,
     ),
-    _film("Video-LLaVA", films.video_llava, "4", lists=False),
+    _film("Video-LLaVA", films.video_llava, "4", lists=False, refused=_NOT_JOINED),
     _film("Gemma 4, whose tokens of an image see each other", films.gemma4_seen, "3, times in the text", skipped=_DRIFTS),
     _film("Gemma 4 Unified", films.gemma4_unified, "3, times in the text", refused=_NO_TOWER, skipped=_DRIFTS),
     _film("Perception LM", films.perception_lm, "4", lists=False, refused=_NOT_JOINED),
