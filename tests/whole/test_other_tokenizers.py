@@ -16,10 +16,11 @@ import forge
 import forge_data
 from forge.run import _memory
 
+from ..ranks import run_on_ranks
 from .conftest import conversations, write_rows
 from .starts import metrics
 from .test_turns import THINKING
-from .verbs import assert_two_ranks_as_one
+from .verbs import assert_two_ranks_as_one, run_verb
 
 MARKS = (
     "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}[Q] {{ m['content'] }} [/Q]"
@@ -172,6 +173,20 @@ def test_turns_that_are_learned_apart(settings: dict[str, Any], model_dir: Path,
     assert len(forge_data.TokenStore.open(run / "data" / "train")) > 24
     assert line["loss"] == pytest.approx(naive_loss(run, str(student), str(teacher), hybrid=True), rel=1e-5)
     assert "training on 24 rows" in (run / "log.txt").read_text()
+
+
+@pytest.mark.lane
+@pytest.mark.slow
+def test_two_ranks_that_share_a_row(settings: dict[str, Any], tmp_path: Path) -> None:
+    """With cp_size=2 each rank computes the loss of a part of the spans; both together are one rank's."""
+    for ranks, more in ((1, {}), (2, {"strategy": "fsdp2", "cp_size": 2})):
+        given = settings | more | {"validation_split": 0.25, "ckpt_output_dir": str(tmp_path / str(ranks))}
+        run_on_ranks(run_verb, ranks, "distill", given, joined=False)
+    one, two = metrics(tmp_path / "1"), metrics(tmp_path / "2")
+    for name in ("loss", "grad_norm", "matched", "unmatched", "eval_loss"):
+        found = [[line[name] for line in lines if name in line] for lines in (one, two)]
+        assert found[0]
+        assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
 @pytest.mark.lane

@@ -81,23 +81,22 @@ def prepare_taught(
         tokenizer: of the student.
         teacher: its tokenizer, loaded, or a directory or name.
         store_dir: as in `prepare`.
-        format: as in `prepare`, and so are all others. `chat_template` and `turn_end` are the student's; `max_seq_len` is a
-            limit of both.
-        train_on: see `format`.
-        turns: see `format`.
-        chat_template: see `format`.
-        chat_template_kwargs: see `format`.
-        turn_end: see `format`.
-        max_seq_len: see `format`.
-        on_overflow: see `format`; `split` is refused.
-        preprocess: see `format`.
-        rename_columns: see `format`.
-        on_bad_row: see `format`.
-        max_bad_rows: see `format`.
-        max_samples: see `format`.
-        num_proc: see `format`.
-        seed: see `format`.
-        progress: see `format`.
+        format: as in `prepare`.
+        train_on: as in `prepare`.
+        turns: as in `prepare`.
+        chat_template: of the student; the teacher has its own.
+        chat_template_kwargs: as in `prepare`, of both templates.
+        turn_end: of the student.
+        max_seq_len: most tokens of a sample, for the student and for the teacher; no limit by default.
+        on_overflow: as in `prepare`; `split` is refused.
+        preprocess: as in `prepare`.
+        rename_columns: as in `prepare`.
+        on_bad_row: as in `prepare`.
+        max_bad_rows: as in `prepare`.
+        max_samples: as in `prepare`.
+        num_proc: as in `prepare`.
+        seed: as in `prepare`.
+        progress: as in `prepare`.
 
     Raises:
         DataError: as `prepare`; rows of token ids, which only one of both can read; no text that both cut alike.

@@ -39,7 +39,8 @@ _NOTES = {
 _FIRST = ("loss", "accuracy", "reward", "rewards by function", "margin")
 _LAST = ("lr", "grad_norm", "tokens_per_second", "memory", "tokens")
 _LOSS_NOTES = {
-    **dict.fromkeys(("grpo", "rloo"), "near 0 by construction: watch the reward"),
+    "grpo": "near 0 by construction, but with loss_type=online_dpo: watch the reward",
+    "rloo": "near 0 by construction: watch the reward",
     **dict.fromkeys(("dpo", "simpo", "reward", "kto", "orpo"), "mean over pairs or answers"),
     "embed": "mean over queries, or triplets",
     **dict.fromkeys(("sft", "osft", "pretrain"), "nats per learned token"),
