@@ -48,7 +48,8 @@ RENAMED = {
         "init_lora_weights": "peft_init_lora_weights",
         "adapter_path": "adapter_name_or_path lora_model_dir",
         "loraplus_lr_ratio": "lora_plus_lr_ratio",
-        "target_modules": "lora_target lora_target_modules lora_target_parameters lora_attn_modules target_patterns osft_target_patterns",
+        "target_modules": """lora_target lora_target_modules lora_target_parameters lora_attn_modules target_patterns
+            osft_target_patterns""",
         "modules_to_save": "lora_modules_to_save additional_target",
         "quant_type": "bnb_4bit_quant_type quantization_type",
         "double_quant": "bnb_4bit_use_double_quant double_quantization use_bnb_nested_quant",
