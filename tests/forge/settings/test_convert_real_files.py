@@ -225,6 +225,34 @@ def test_what_asks_for_what_is_done_anyway(text: str) -> None:
     assert about(converted(AXOLOTL + text)) == set()
 
 
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("warmup_steps: 1\n", 2),
+        ("warmup_steps: 3\n", 3),
+        ("warmup_steps: 0\n", 0),
+        ("max_steps: 40\n", 2),
+        ("max_steps: 30\n", 0),
+        ("max_steps: 200\n", 6),
+        ("max_steps: 9000\n", 100),
+        ("max_steps: 15\nwarmup_ratio: 0.1\n", 2),
+        ("max_steps: 25\nwarmup_ratio: 0.1\n", 2),
+        ("max_steps: 39\nwarmup_ratio: 0.1\n", 3),
+    ],
+)
+def test_steps_of_warm_up(text: str, steps: int) -> None:
+    """As `_configure_warmup_and_logging` of Axolotl 0.18 (`core/builders/base.py`) has them: rounded down, and two for one."""
+    assert converted(AXOLOTL + text).settings["warmup_steps"] == steps
+
+
+def test_drawing_rows_by_their_lengths() -> None:
+    """It changes which rows share a step, so it is to be looked at."""
+    assert "group_by_length" in "".join(
+        converted(AXOLOTL + "group_by_length: true\n").groups["not carried over, to be looked at"]
+    )
+    assert about(converted(AXOLOTL + "group_by_length: false\n")) == set()
+
+
 def test_weights_that_train_beside_an_adapter() -> None:
     """Both were in the recipe, which was refused."""
     found = converted(AXOLOTL + "adapter: qlora\nunfrozen_parameters: [^lm_head.*]\n")

@@ -53,7 +53,7 @@ _BESIDE = re.compile(
     r"|fsdp_config\.(fsdp_)?(use_orig_params|cpu_ram_efficient_loading)|accelerator_config|low_cpu_mem_usage|device_map"
     r"|sample_packing_(bin|group)_size|multipack_real_batches|pretrain_multipack_attn|streaming|streaming_.*|auto_find_batch_size"
     r"|dataset_keep_in_memory|gc_steps|lora_on_cpu|include_tokens_per_second|experts_implementation|hf_use_auth_token"
-    r"|resize_token_embeddings_to_32x|tokenizer_use_fast|group_by_length|use_(scattermoe|sonicmoe|dsv4_kernels|glm_dsa_kernels)"
+    r"|resize_token_embeddings_to_32x|tokenizer_use_fast|use_(scattermoe|sonicmoe|dsv4_kernels|glm_dsa_kernels)"
     r"|use_v1_kernels|(gemma4_hybrid_attn_impl|experimental_skip_move_to_device|llama4_linearized_experts|tiled_mlp.*)"
     r"|(fsdp_config\.)?fsdp_transformer_layer_cls_to_wrap|flash_optimum|eval_table_size|eval_causal_lm_metrics|do_causal_lm_eval"
     r"|num_completions_to_print|badam_verbose|use_distributed_optimizer|(bias_activation|apply_rope)_fusion"

@@ -136,6 +136,9 @@ def _warmup(draft: Draft) -> None:
         else:
             draft.found["warmup_ratio"] = 0.03
             draft.comments["warmup_ratio"] = "Axolotl's default: 3 % of the steps, there at most 100"
+    for given in (left, draft.found) if draft.library == "Axolotl" else ():
+        if given.get("warmup_steps") == 1:
+            given["warmup_steps"] = 2  # as there
 
 
 def schedule(draft: Draft) -> None:
