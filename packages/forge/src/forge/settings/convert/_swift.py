@@ -404,10 +404,8 @@ def _rewards(draft: Draft) -> None:
         draft.lose("reward_weights", "one for each function, of which some are to be written")
     if left.get("lora_dropout"):
         draft.lose("lora_dropout", "here the model that samples is the one that trains, without dropout")
-    estimator = left.pop("advantage_estimator", None)
-    if estimator not in (None, "grpo"):
-        what = "forge rloo has its baseline (--verb rloo)" if estimator == "rloo" else "forge grpo has scale_rewards=batch"
-        draft.lost.append(f"advantage_estimator: {estimator}: {what}")
+    if draft.verb == "grpo":
+        _advantages(draft)
     if left.get("scale_rewards") == "gdpo":
         del left["scale_rewards"]
         left["multi_objective_aggregation"] = "normalize_then_sum"
@@ -415,6 +413,23 @@ def _rewards(draft: Draft) -> None:
         for key in ("multi_turn_scheduler", "use_gym_env", "gym_env", "max_turns"):
             if left.get(key):
                 draft.lose(key, "a class of ms-swift's: write an environment, env=module:name, which has max_turns")
+
+
+def _advantages(draft: Draft) -> None:
+    """Read what rewards are compared with, and where the KL is: in them by default but for `grpo`'s."""
+    left, found = draft.left, draft.found
+    estimator, in_reward = left.pop("advantage_estimator", "grpo"), left.pop("kl_in_reward", None)
+    if estimator == "rloo":
+        found["baseline"] = "leave_one_out"
+    elif estimator != "grpo":
+        draft.lost.append(
+            f"advantage_estimator: {estimator}: divides by the deviation of the batch's advantages, one for each completion; "
+            "whiten=true divides by that of their tokens, scale_rewards=batch by that of the rewards"
+        )
+    if (estimator != "grpo" if in_reward is None else in_reward is True) and left.get("beta") != 0:
+        found["kl_in_reward"] = True
+        if in_reward is None:
+            draft.comments["kl_in_reward"] = f"ms-swift's default with {estimator}"
 
 
 def _sampling(draft: Draft) -> None:
