@@ -60,7 +60,7 @@ def bot(**more):
         ([USER | {"weight": 0.5}], r"messages\[0\] is of the role 'user' and asks to be learned"),
         ([bot(weight=1, train=False)], r"messages\[0\].train is false, but its weight is 1; keep one"),
         ([USER | {"train": True}], r"messages\[0\] is of the role 'user' and asks to be learned; only assistant messages are. "
-                                   r"unmask"),
+                                   r"Take that out, and name the role in `train_on` .*unmask"),
         ([{"role": "user", "content": "a\ud800b"}], r"messages\[0\].content holds the lone surrogate U\+D800 at position 1"),
         ([bot(reasoning_content="\udc00")], r"messages\[0\].reasoning_content holds the lone surrogate U\+DC00"),
     ],

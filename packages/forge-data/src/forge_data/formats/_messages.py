@@ -302,7 +302,8 @@ def _weight(place: str, field: str, role: str, more: dict[str, Any]) -> float | 
     if learned and role != "assistant":
         raise DataError(
             f"{place}: field {field} is of the role {role!r} and asks to be learned; only assistant messages are. "
-            "unmask: true in the row learns every message but the system's"
+            "Take that out, and name the role in `train_on` (assistant,user); or unmask: true in the row learns every message "
+            "but the system's"
         )
     return learned
 
