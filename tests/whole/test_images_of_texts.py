@@ -20,6 +20,7 @@ import forge_packing
 from forge_algos import online
 
 from . import (
+    modalities,
     pictures,
     test_images_of_answers as rated,
     test_images_of_pairs as preferred,
@@ -91,15 +92,6 @@ def test_asked(run: Path, data: Path) -> None:
         assert answer == expected
 
 
-def _plain(model: Path) -> Any:
-    """The model, whose language part trains."""
-    found: Any = AutoModelForMultimodalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
-    found.requires_grad_(False)
-    for part in (found.get_decoder(), found.get_output_embeddings()):
-        part.requires_grad_(True)
-    return found
-
-
 def _planned(run: Path) -> tuple[forge_data.TokenStore, forge_packing.BatchPlan]:
     return forge_data.TokenStore.open(run / "data" / "train"), forge_packing.BatchPlan.load(run / "plan" / "plan.npz")
 
@@ -118,7 +110,9 @@ OF_ANSWERS = {name: value for name, value in GIVEN.items() if name != "moe_aux_l
 @pytest.mark.lane
 def test_adapters(model: Path, data: Path, tmp_path: Path) -> None:
     """LoRA's losses and gradient norms are plain PEFT's."""
-    plain = pictures.with_adapter(_plain(model), lambda: _plain(model), adapter := tmp_path / "adapter", "CAUSAL_LM")
+    plain = pictures.with_adapter(
+        modalities.plain(model), lambda: modalities.plain(model), adapter := tmp_path / "adapter", "CAUSAL_LM"
+    )
     more = {"adapter": "lora", "adapter_path": str(adapter), "ckpt_output_dir": tmp_path / "run"}
     run = forge.sft(model_path=str(model), data_path=str(data), **GIVEN, **more).output_dir
     _compare(run, [(step.loss, step.grad_norm) for step in oracle(run, plain, inputs=texts.inputs_of(model, data))])
@@ -129,7 +123,7 @@ def test_what_osft_protects(model: Path, data: Path, tmp_path: Path) -> None:
     """OSFT begins at a plain model's loss, and moves no matrix of the language part in the directions that it protects."""
     more = {"unfreeze_rank_ratio": 0.5, "save_dtype": "float32", "ckpt_output_dir": tmp_path / "run"}
     result = forge.osft(model_path=str(model), data_path=str(data), **GIVEN, **more)
-    first = oracle(result.output_dir, _plain(model), inputs=texts.inputs_of(model, data))[0]
+    first = oracle(result.output_dir, modalities.plain(model), inputs=texts.inputs_of(model, data))[0]
     assert figures(result.output_dir)[0] == pytest.approx(first.loss, rel=1e-5)
     before, after = (load_file(each / "model.safetensors") for each in (model, result.model_dir))
     names = [name for name in before if "language_model" in name and name.endswith("_proj.weight")]
@@ -155,7 +149,7 @@ def test_a_teacher(model: Path, data: Path, tmp_path: Path) -> None:
     run = forge.distill(model_path=str(model), data_path=str(data), **OF_ANSWERS, **more).output_dir
     store, plan = _planned(run)
     known = samples(store, list(range(len(store))), texts.inputs_of(model, data))
-    student, teacher = _plain(model), _plain(other)
+    student, teacher = modalities.plain(model), modalities.plain(other)
     _compare(run, pictures.steps(student, plan, lambda at: teachers.divergence(student, teacher, [known[i] for i in at])))
 
 
@@ -172,7 +166,7 @@ def test_pairs(model: Path, data: Path, tmp_path: Path) -> None:
     run = forge.dpo(model_path=str(model), data_path=str(file), ckpt_output_dir=tmp_path / "run", **given).output_dir
     store, plan = _planned(run)
     known = texts.pairs_of(store, file, model)
-    plain = _plain(model)
+    plain = modalities.plain(model)
     with torch.no_grad():
         before = [preferred.terms(plain, pair) for pair in known]
 
@@ -191,7 +185,7 @@ def test_rated_answers(model: Path, data: Path, tmp_path: Path) -> None:
     run = forge.kto(**given, ckpt_output_dir=tmp_path / "run").output_dir
     store, plan = _planned(run)
     answers = texts.Rated(store, file, model)
-    plain = _plain(model)
+    plain = modalities.plain(model)
     before = answers.references(plain)
     _compare(run, pictures.steps(plain, plan, lambda taken: answers.loss(plain, taken, *before)))
 
@@ -227,7 +221,12 @@ def test_rewarded_prompts(model: Path, data: Path, tmp_path: Path, monkeypatch: 
         images = [load_image(str(tmp_path / each)) for each in row.get("images", [])]
         text = row["prompt"] if "<image>" in row["prompt"] else "<image>" * len(images) + row["prompt"]
         asked.append(dict(processor(text=[text], **({"images": [images]} if images else {}), return_tensors="pt")))
-    _compare(run, updates(run, _plain(model).eval(), _plain(model).eval(), asked, forge_data.MediaInputs(model).token_ids))
+    _compare(
+        run,
+        updates(
+            run, modalities.plain(model).eval(), modalities.plain(model).eval(), asked, forge_data.MediaInputs(model).token_ids
+        ),
+    )
     rollout = online.Rollout.read(run / "rollouts" / "step_1.jsonl")
     import text_rewards  # type: ignore[import-not-found]
 
