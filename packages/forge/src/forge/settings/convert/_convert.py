@@ -16,13 +16,14 @@ from forge._errors import RecipeError, SettingsError
 from forge.settings._elsewhere import ALSO, CHOICES, NOT_NEEDED, RENAMED, SO_ANYWAY, SWITCHES, TOLD, hint
 from forge.settings._settings import converted
 from forge.settings._yaml_fault import fault_of
+from forge.settings.convert._adapter import adapter
 from forge.settings.convert._commands import CALLED, VERL, command_values, nested
 from forge.settings.convert._data import data, rows
 from forge.settings.convert._defaults import add_defaults
 from forge.settings.convert._draft import BESIDE, Draft, plain
 from forge.settings.convert._objective import METHOD_KEYS, methods, online, preferences, verb_of
 from forge.settings.convert._openrlhf import openrlhf
-from forge.settings.convert._run import adapter, batch, dtype, length, optimizer, schedule
+from forge.settings.convert._run import batch, dtype, length, optimizer, schedule
 from forge.settings.convert._sharding import strategy
 from forge.settings.convert._swift import MARKS, swift_draft
 from forge.settings.convert._swift_arguments import DEFAULTS
