@@ -108,20 +108,20 @@ def test_a_policy_loss_is_chosen_by_its_name(row):
 
 
 def test_a_kind_of_peft_is_one_row(row):
-    """LoHa's row gives its settings, learning rate and layers, and the loss falls."""
-    row(ADAPTERS, "loha", AdapterKind(
-        learning_rate=3e-4, peft="LoHaConfig", arguments={"r": "lora_r", "alpha": "lora_alpha"}, reads=("target_modules",),
+    """GraLoRA's row gives its settings, learning rate and layers, and the loss falls."""
+    row(ADAPTERS, "gralora", AdapterKind(
+        learning_rate=3e-4, peft="GraloraConfig", arguments={"r": "lora_r", "alpha": "lora_alpha"}, reads=("target_modules",),
     ))  # fmt: skip
-    settings = AdapterSettings(adapter="loha", lora_r=4, lora_alpha=8, target_modules=["q_proj", "mlp"])
-    with pytest.raises(ValueError, match="lora_dropout=0.1 has no effect with adapter='loha'"):
-        AdapterSettings(adapter="loha", lora_dropout=0.1)
-    with pytest.raises(ValueError, match="set adapter=lora, qlora, dora, rslora or loha"):
+    settings = AdapterSettings(adapter="gralora", lora_r=4, lora_alpha=8, target_modules=["q_proj", "mlp"])
+    with pytest.raises(ValueError, match="lora_dropout=0.1 has no effect with adapter='gralora'"):
+        AdapterSettings(adapter="gralora", lora_dropout=0.1)
+    with pytest.raises(ValueError, match="set adapter=lora, qlora, .* or gralora"):
         AdapterSettings(lora_r=8)
-    assert OptimizerSettings().resolve("loha").learning_rate == 3e-4
+    assert OptimizerSettings().resolve("gralora").learning_rate == 3e-4
     model = make()
     base = {name: p.detach().clone() for name, p in model.named_parameters()}
     adaptation = adapt(model, settings)
-    assert adaptation.describe()[0].startswith("loha of rank 4 on 8 linear layers (attention: q_proj; mlp: ")
+    assert adaptation.describe()[0].startswith("gralora of rank 4 on 8 linear layers (attention: q_proj; mlp: ")
     assert adaptation.writes == "adapter"
     assert make_optimizer(adaptation.model, OptimizerSettings()).param_groups[0]["lr"] == 3e-4
     batch = [[pack(samples((9, 7, 12)))]]
@@ -129,7 +129,7 @@ def test_a_kind_of_peft_is_one_row(row):
     assert losses[-1] < losses[0]
     plain = adaptation.model.get_base_model()
     for name, parameter in plain.named_parameters():
-        if "hada" not in name:
+        if "gralora" not in name:
             assert torch.equal(parameter, base[name.replace(".base_layer", "")])
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from forge.backends._trl_arguments import OBJECTIVE
 from forge.settings._settings import flat_fields
+from forge.settings.convert._adapter import WITHOUT_DROPOUT
 from forge.settings.convert._convert import convert
-from forge.settings.convert._run import GENERATIONS, WITHOUT_DROPOUT
+from forge.settings.convert._run import GENERATIONS
 from forge.verbs._registry import task_of
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "migrating"

@@ -259,7 +259,7 @@ def test_formats(write_rows, small_chats, chatml_tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("field", "value"),
     [("num_proc", 0), ("num_proc", True), ("num_proc", "2"), ("seed", 1.5), ("seed", None), ("max_seq_len", 0),
-     ("train_on", "user"), ("on_overflow", "cut"), ("preprocess", "nothing"), ("preprocess", 3)],
+     ("train_on", "user,"), ("on_overflow", "cut"), ("preprocess", "nothing"), ("preprocess", 3)],
 )  # fmt: skip
 def test_arguments(write_rows, small_chats, chatml_tokenizer, tmp_path, field, value):
     """An argument that is invalid is named, before anything is read or written."""

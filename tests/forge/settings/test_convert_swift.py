@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 import forge
 from forge.cli._config import convert as convert_file, validate
 from forge.settings._settings import flat_fields, resolve
-from forge.settings.convert._shell import script_values
+from forge.settings.convert._commands import SWIFT, command_values
 from forge.settings.convert._swift_arguments import DEFAULTS
 from forge.verbs._registry import task_of
 from forge_data.formats._registry import convert as read_row
@@ -74,6 +74,8 @@ def test_the_pages_example() -> None:
         ("swift export --model m --to_cached_dataset true --dataset d --max_length 9\nswift sft --model m --cached_dataset c\n",
          {"dataset": "d", "max_length": "9", "model": "m", "cached_dataset": "c"}),
         ("swift sft --learning_rate -1e-4\n", {"learning_rate": "-1e-4"}),
+        ("swift sft $MORE --model <your-model> \\\n --seed 1\n", {"$MORE": True, "model": "<your-model>", "seed": "1"}),
+        ("printf 'swift sft --model x'\nbash -c \"swift sft --model 'm'\"\n", {"model": "m"}),
         (": \"${M:=m}\"\nswift sft --model $M --lora_rank ${R:-8} \"$@\" 2>&1 | tee log\n", {"model": "m", "lora_rank": "8"}),
         ("ARGS=(\n  --model m\n  # --seed 3\n  --dataset 'a b' c\n)\nswift sft \"${ARGS[@]}\" --lora_rank 2\n",
          {"model": "m", "dataset": ["a b", "c"], "lora_rank": "2"}),
@@ -83,9 +85,9 @@ def test_the_pages_example() -> None:
 )  # fmt: skip
 def test_a_script_is_read_as_a_shell_reads_it(script: str, flags: dict[str, Any]) -> None:
     """Quotes, lines that go on, comments, variables and arithmetic; the last of a flag holds."""
-    found = script_values(script, "t.sh")
+    found = command_values(script, "t.sh")
     assert found is not None
-    assert {name: value for name, value in found.items() if name not in ("ENV", "swift_command")} == flags
+    assert {name: value for name, value in found.items() if name not in ("ENV", SWIFT)} == flags
 
 
 @pytest.mark.parametrize(
@@ -94,6 +96,7 @@ def test_a_script_is_read_as_a_shell_reads_it(script: str, flags: dict[str, Any]
         ("swift sft", 1, {}),
         ("NPROC_PER_NODE=4 swift sft", 4, {"nproc_per_node": 4}),
         ("export NPROC_PER_NODE=4\nswift sft", 4, {"nproc_per_node": 4}),
+        ("NPROC_PER_NODE=4\nswift sft", 1, {}),  # which swift does not see
         (
             "NNODES=2 NODE_RANK=1 MASTER_ADDR=host MASTER_PORT=29 NPROC_PER_NODE=4 swift sft",
             8,
@@ -365,7 +368,7 @@ def test_what_forge_has_not_is_refused(command: str, flags: str, error: str) -> 
         ("echo hello\n", "calls no training of ms-swift"),
         ("swift sft --model a\nswift rlhf --model b\n", r"trains 2 times \(swift sft, swift rlhf\)"),
         ("swift sft train.yaml\n", "its flags stand in train.yaml: convert that file"),
-        ("swift sft --model 'a\n", "cannot be read as a command"),
+        ("swift sft --model 'a\n", r"train\.sh: cannot be read as a shell script: line 1: a quote .* not closed"),
     ],
 )
 def test_scripts_of_which_there_is_no_recipe(script: str, error: str, tmp_path: Path) -> None:
@@ -384,6 +387,13 @@ def test_a_script_becomes_a_file(tmp_path: Path) -> None:
     assert "a recipe for forge sft, 17 settings from ms-swift's train.sh" in said
 
     assert "a recipe for forge sft" in validate(tmp_path / "recipe.yaml")
+
+
+def test_a_script_is_known_by_what_it_calls() -> None:
+    """A model that only a running shell knows is left open, and the script is no other library's."""
+    found = converted("swift sft $MODEL --dataset a.jsonl --max_steps 3 \\\n\n")
+    assert (found.library, lost(found)) == ("ms-swift", {"$MODEL"})
+    assert "model_path" not in found.settings
 
 
 def test_an_args_json_is_its_script(tmp_path: Path) -> None:

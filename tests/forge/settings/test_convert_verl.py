@@ -203,10 +203,13 @@ def test_what_is_to_be_looked_at(more: list[str], key: str) -> None:
             "calls verl.trainer.main_generation, .*it answers prompts: `forge generate`",
         ),
         ("python -m recipe.prime.main_prime x=1", "calls recipe.prime.main_prime, .*no such training"),
-        (script() + "\n" + script("data.shuffle=False"), "trains 2 times: a recipe is of one run"),
+        (
+            script() + "\n" + script("data.shuffle=False"),
+            r"trains 2 times \(verl.trainer.main_ppo, verl.trainer.main_ppo\): a recipe is of one run",
+        ),
         (
             "while sleep 1; do python -m verl.trainer.main_ppo x=1; done",
-            "calls no training of ms-swift, verl or OpenRLHF .loops",
+            "calls no training of ms-swift, verl or OpenRLHF .`while` loops",
         ),
     ],
 )

@@ -15,8 +15,9 @@ import yaml
 
 from forge.settings._elsewhere import ALSO, RENAMED
 from forge.settings._settings import flat_fields
+from forge.settings.convert._adapter import WITHOUT_DROPOUT
 from forge.settings.convert._convert import convert
-from forge.settings.convert._run import GENERATIONS, WITHOUT_DROPOUT
+from forge.settings.convert._run import GENERATIONS
 from forge.verbs._registry import task_of
 
 TABLE = json.loads((Path(__file__).parent / "library_defaults.json").read_text())

@@ -252,15 +252,13 @@ def test_a_warm_up_and_a_decay_fit_into_the_run(warmup: dict[str, float]) -> Non
 
 
 def test_a_row_that_a_script_added_is_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/extending.md: a row of a table is all that `forge.sft(adapter="boft")` and `loss_type="whole"` need."""
-    asked: list[tuple[Any, str, str]] = [(SFTSettings, "adapter", "boft"), (GRPOSettings, "loss_type", "whole")]
+    """docs/extending.md: a row of a table is all that `forge.sft(adapter="gralora")` and `loss_type="whole"` need."""
+    asked: list[tuple[Any, str, str]] = [(SFTSettings, "adapter", "gralora"), (GRPOSettings, "loss_type", "whole")]
     more: dict[str, dict[str, Any]] = {"adapter": {}, "loss_type": {"reward": "rewards:short"}}
     for kind, name, value in asked:
         with pytest.raises(SettingsError, match=f"{name} must be one of .*, not '{value}'"):
             resolve(kind, ("argument", {**REQUIRED, **more[name], name: value}))
-    monkeypatch.setitem(
-        ADAPTERS, "boft", AdapterKind(learning_rate=3e-4, peft="BOFTConfig", arguments={"boft_block_size": "oft_block_size"})
-    )
+    monkeypatch.setitem(ADAPTERS, "gralora", AdapterKind(learning_rate=3e-4, peft="GraloraConfig", arguments={"r": "lora_r"}))
     monkeypatch.setitem(POLICY_KINDS, "whole", PolicyKind(ratio="sequence_sum", reduce="mean", grpo=True))
     for kind, name, value in asked:
         assert resolve(kind, ("argument", {**REQUIRED, **more[name], name: value})).origins[name] == "argument"

@@ -16,15 +16,15 @@ from forge._errors import RecipeError, SettingsError
 from forge.settings._elsewhere import ALSO, CHOICES, NOT_NEEDED, RENAMED, SO_ANYWAY, SWITCHES, TOLD, hint
 from forge.settings._settings import converted
 from forge.settings._yaml_fault import fault_of
+from forge.settings.convert._adapter import adapter
+from forge.settings.convert._commands import CALLED, VERL, command_values, nested
 from forge.settings.convert._data import data, rows
 from forge.settings.convert._defaults import add_defaults
 from forge.settings.convert._draft import BESIDE, Draft, plain
 from forge.settings.convert._objective import METHOD_KEYS, methods, online, preferences, verb_of
 from forge.settings.convert._openrlhf import openrlhf
-from forge.settings.convert._run import adapter, batch, dtype, length, optimizer, schedule
-from forge.settings.convert._scripts import OPENRLHF, VERL, command_values, nested
+from forge.settings.convert._run import batch, dtype, length, optimizer, schedule
 from forge.settings.convert._sharding import strategy
-from forge.settings.convert._shell import script_values
 from forge.settings.convert._swift import MARKS, swift_draft
 from forge.settings.convert._swift_arguments import DEFAULTS
 from forge.settings.convert._torchtune import torchtune
@@ -106,7 +106,7 @@ class Converted(NamedTuple):
 def read_foreign(text: str, name: str) -> dict[str, Any]:
     """Read a configuration or a script's command as a flat mapping. Raises RecipeError."""
     if _is_script(text, name):
-        called = command_values(text, name) or script_values(text, name)
+        called = command_values(text, name)
         if called is not None:
             return called
     try:
@@ -120,7 +120,7 @@ def read_foreign(text: str, name: str) -> dict[str, Any]:
 
 
 def _is_script(text: str, name: str) -> bool:
-    """Tell whether a file is a shell script, by its name or as it calls swift."""
+    """Tell whether a file is a shell script, by its name, its first line or as it calls swift."""
     return name.endswith((".sh", ".bash")) or text.startswith("#!") or _SCRIPT.search(text) is not None
 
 
@@ -129,8 +129,8 @@ _SCRIPT = re.compile(r"^(?!\s*#).*(\bswift +(sft|pt|rlhf)\b|swift/cli/\w+\.py).*
 
 def library_of(values: Mapping[str, Any], name: str) -> str:
     """Return the library of which a configuration has most keys. Raises RecipeError."""
-    if named := values.keys() & {VERL, OPENRLHF}:
-        return "verl" if VERL in named else "OpenRLHF"
+    if called := next((library for key, library in CALLED.items() if key in values), None):
+        return called
     if values.keys() & {"dist_config", "peft_config", "kernel_config"} and "train_dataset" in values:
         raise RecipeError(
             f"{name}: is of LLaMA-Factory's second generation (v1), whose files are not converted; a file with "

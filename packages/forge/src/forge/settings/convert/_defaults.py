@@ -7,8 +7,8 @@ from their sources into tests/forge/settings/library_defaults.json).
 
 from __future__ import annotations
 
+from forge.settings.convert._adapter import WITHOUT_DROPOUT
 from forge.settings.convert._draft import LORA, ONLINE, Draft
-from forge.settings.convert._run import WITHOUT_DROPOUT
 
 TRAINER: dict[str, object] = {"num_epochs": 3, "lr_scheduler": "linear", "beta2": 0.999}
 """transformers' TrainingArguments, which TRL and LLaMA-Factory share."""

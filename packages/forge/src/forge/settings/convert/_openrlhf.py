@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from forge._errors import RecipeError
+from forge.settings.convert._commands import OPENRLHF
 from forge.settings.convert._draft import Fields, Keys
-from forge.settings.convert._scripts import OPENRLHF
 
 _VERBS = {"sft": "sft", "dpo": "dpo", "kto": "kto", "rm": "reward"}
 _BEFORE = {

@@ -1,275 +1,486 @@
-"""Shell script that calls ms-swift → flags of its training command, and environment."""
+"""A shell script → the commands that it runs, with what it sets filled in.
+
+Nothing is run. Conditions are followed where they are known: without arguments, and without variables but those that the script
+sets itself. Where one is not known, its `else` is taken. What only a running shell knows stays as it is written, with its `$`.
+"""
 
 from __future__ import annotations
 
+import ast
+import fnmatch
+import operator
+import os
 import re
-import shlex
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from forge._errors import RecipeError
+from forge.settings.convert._shell_words import Token, pieces, tokens
 
-TRAINING = ("sft", "pt", "rlhf")
-_OTHER = {
-    "infer": "`forge generate` and `forge chat` answer prompts",
-    "app": "`forge chat` answers prompts",
-    "web-ui": "`forge sft --help` lists what may be set",
-    "deploy": "`forge serve` answers requests",
-    "rollout": "forge grpo has a server of its own: sampler=vllm",
-    "export": "`forge export` merges, quantises and writes other formats",
-    "merge-lora": "`forge export RUN --merge` merges an adapter",
-    "eval": "`forge eval` scores a model",
-    "sample": "`forge generate` answers prompts",
-}
-"""Command of swift that trains nothing → what there is here."""
-_CALLED = re.compile(r"(?:.*/)?swift/cli/(\w+)\.py|swift\.cli\.(\w+)")
-_ENDS = ("&&", "||", ";", "|", "&", ">", ">>", "2>&1", "2>", "&>", "<")
-_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_VALUE = re.compile(
-    r"'[^']*'|\$\(expr ([^()]*)\)|\$\(\(([^()]*)\)\)|\$\{(\w+)(?::?[-=]([^{}]*))?\}|\$(\w+)",
+_SET = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
+_DEFAULT = re.compile(r"(:?)([-=+?])(.*)", re.DOTALL)
+_FALLBACK = re.compile(r"\|\|\s*echo\s+['\"]?([\w./-]+)['\"]?\s*\)?\s*$")
+_EXPR = re.compile(r"\$\(\s*expr\s+(.*)\)", re.DOTALL)
+_FOLDER = re.compile(
+    r"(dirname|cd|realpath)\s+(?:--\s+)?(.+?)(?:\s*(?:>/dev/null|2>&1|2>/dev/null))*(?:\s*(?:&&|;)\s*pwd(?: -P)?)?"
 )
-"""What stands in single quotes, which the shell leaves alone; arithmetic; a variable, perhaps with a default."""
-_ARRAY = re.compile(r"^[ \t]*(\w+)=\(([^()]*)\)[ \t]*$", re.MULTILINE)
-_HERE = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
-"""Beginning of a text that a script hands to a command, up to a line of this word."""
-_OF_TORCHRUN = ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port")
-_OF_ROWS = ("dataset", "val_dataset", "split_dataset_ratio", "columns", "max_length")
-"""Flags of `swift export --to_cached_dataset` that say which rows are trained on."""
-_LONGEST = 100
+"""A command that names a folder."""
+_UNTIL = {
+    "if": ("then",),
+    "then": ("elif", "else", "fi"),
+    "else": ("fi",),
+    "do": ("done",),
+    "case": (";;", ";&", ";;&", "esac"),
+}
+_DECLARES = ("export", "declare", "local", "readonly", "typeset")
+_SUMS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_WITHOUT_PROGRAM = "true : set shift echo printf cd source unset exit return break continue".split()
+"""Words of the shell itself, which are true and call nothing."""
+_DEEPEST = 8
+_MOST = 100_000
+"""Most commands that are followed, and letters that a word may have."""
 
 
 class Command(NamedTuple):
-    """A call of swift."""
+    """A command that a script runs."""
 
-    name: str
-    """`sft`, `rlhf`, ...; `megatron` for any of Megatron-SWIFT's."""
-    flags: dict[str, Any]
-    """Flag with underscores → its value as text, a list of several, or True."""
+    words: list[str]
     environment: dict[str, str]
-    """Variables that it is called with, and what torchrun is told."""
-    stray: list[str]
-    """What stands where the shell gives it to no command."""
+    """What it exports, and what stands before the command."""
 
 
-def script_values(text: str, name: str) -> dict[str, Any] | None:
-    """Read the flags of a script's training command as a mapping; None where it calls no swift.
-
-    The command is under `swift_command`, the environment under `ENV`, as in swift's YAML files.
+def commands(text: str, name: str, depth: int = 0, variables: Mapping[str, str] | None = None) -> list[Command]:
+    r"""List the commands of a script in order, those of a `bash -c` among them.
 
     Raises:
-        RecipeError: it calls swift and trains nothing, or trains more than once, or cannot be read as a shell would.
+        RecipeError: a quote or a bracket is not closed, or it grows without end.
+
+    >>> commands('''N=${N:-4}\nARGS=(--a "$N" --b)\nrun "${ARGS[@]}" "$@"''', "x.sh")[0].words
+    ['run', '--a', '4', '--b']
     """
-    found = list(_commands(text, name))
-    if not found and name.endswith((".sh", ".bash")):
-        raise RecipeError(f"{name}: calls no training of ms-swift, verl or OpenRLHF (loops are not followed).")
-    if not found:
-        return None
-    trained = [each for each in found if each.name in TRAINING]
-    if not trained:
-        first = found[0].name
-        if any(each.name == "megatron" for each in found):
-            raise RecipeError(
-                f"{name}: calls megatron, whose flags are Megatron's; what is converted is swift's training by transformers. "
-                "forge divides layers and experts with tp_size and ep_size."
-            )
-        raise RecipeError(
-            f"{name}: calls swift {first}, which trains nothing, so that there is no recipe of it: {_OTHER[first]}."
-        )
-    if len(trained) > 1 and any(each[:2] != trained[0][:2] for each in trained):
-        names = ", ".join(f"swift {each.name}" for each in trained)
-        raise RecipeError(f"{name}: trains {len(trained)} times ({names}): a recipe is of one run; keep one command.")
-    command = trained[0]
-    named = next((flag for flag in command.flags if flag.endswith((".yaml", ".yml", ".json"))), None)
-    if named is not None:
-        raise RecipeError(f"{name}: its flags stand in {named}: convert that file.")
-    cached = next((each.flags for each in found if each.name == "export" and "to_cached_dataset" in each.flags), {})
-    rows = {flag: cached[flag] for flag in _OF_ROWS if flag in cached}  # made by the same script
-    stray = {"stray_flags": command.stray} if command.stray else {}
-    return {"swift_command": command.name, "ENV": command.environment, **rows, **command.flags, **stray}
-
-
-def _commands(text: str, name: str) -> Iterator[Command]:
-    """Find the calls of swift in a script, in order."""
-    variables: dict[str, str] = {}
-    last: Command | None = None
-    for line in _lines(_without_arrays(text)):
-        try:
-            words = shlex.split(_filled(line, variables))
-        except ValueError as error:
-            if "swift" not in line:
-                continue
-            raise RecipeError(f"{name}: {line.strip()[:_LONGEST]!r} cannot be read as a command: {error}.") from error
-        for part in _parts(words):
-            own: dict[str, str] = {}
-            rest = part[1:] if part[0] == "export" else part
-            while rest and (assigned := _ASSIGNED.fullmatch(rest[0])):
-                own[assigned[1]] = assigned[2]
-                rest = rest[1:]
-            if not rest:
-                variables |= own
-                continue
-            if rest[0] in ("echo", "printf"):
-                continue
-            if rest[0].startswith("--") and last is not None:
-                last.stray.append(" ".join(rest)[:_LONGEST])  # behind a comment, which ends a command
-                continue
-            at, called = _call(rest)
-            if called is not None:
-                last = Command(called, _flags(rest[at:]), {**_exported(variables), **own, **_torchrun(rest[:at])}, [])
-                yield last
-
-
-def _lines(text: str) -> Iterator[str]:
-    """Join lines that go on, behind a backslash and in quotes; a comment ends a command."""
-    pending, until = "", ""
-    for line in text.splitlines():
-        if until:
-            until = "" if line.strip() == until else until
-            continue
-        here = _HERE.search(line)
-        if here is not None and not _scan(f"{pending}{line}")[0]:
-            pending, until = "", here[1]
-            continue
-        whole = f"{pending}{line}"
-        quoted, comment = _scan(whole)
-        if comment is not None:
-            yield whole[:comment]
-            pending = ""
-        elif quoted:
-            pending = f"{whole}\n"
-        elif line.endswith("\\") and not line.endswith("\\\\"):
-            pending = f"{whole[:-1]} "
-        else:
-            yield whole
-            pending = ""
-    if pending.strip():
-        yield pending
-
-
-def _without_arrays(text: str) -> str:
-    """Put the words of arrays where a script names all of them."""
-    for name, words in _ARRAY.findall(text):
-        kept = " ".join(line for line in words.splitlines() if not line.lstrip().startswith("#"))
-        text = re.sub(r"\"?\$\{" + name + r"\[[@*]\]\}\"?", lambda _, kept=kept: kept, text)
-    return _ARRAY.sub("", text)
-
-
-def _scan(text: str) -> tuple[bool, int | None]:
-    """Return whether a quote is open at the end, and where a comment begins."""
-    quote, before = "", " "
-    escaped = False
-    for at, sign in enumerate(text):
-        if escaped:
-            escaped = False
-        elif sign == "\\" and quote != "'":
-            escaped = True
-        elif quote:
-            quote = "" if sign == quote else quote
-        elif sign in "'\"":
-            quote = sign
-        elif sign == "#" and before.isspace():
-            return False, at
-        before = sign
-    return bool(quote), None
-
-
-def _filled(line: str, variables: dict[str, str]) -> str:
-    """Put in variables that the script sets, and arithmetic; what is unknown stays."""
-
-    def value(found: re.Match[str]) -> str:
-        sums = found[1] or found[2]
-        if sums is not None:
-            counted = _sum(_filled(sums, variables) if "$" in sums else re.sub(r"[A-Za-z_]\w*", _named, sums))
-            return found[0] if counted is None else str(counted)
-        name = found[3] or found[5]
-        if name is None:
-            return found[0]
-        if "=" in found[0] and found[4] is not None:
-            variables.setdefault(name, found[4])  # ${NAME:=value} sets it
-        return variables.get(name, found[4] if found[4] is not None else found[0])
-
-    def _named(found: re.Match[str]) -> str:
-        return variables.get(found[0], found[0])
-
-    return _VALUE.sub(value, line)
-
-
-def _sum(text: str) -> int | None:
-    """Count `16 / 4` in whole numbers, products first; None where it is no such thing."""
-    words = re.findall(r"\d+|[-+*/%]|\S", text.replace("\\*", "*"))
-    if len(words) % 2 == 0 or not all(word.isdigit() and len(word) < 10 for word in words[::2]):
-        return None
-    numbers, signs = [int(words[0])], list[str]()
-    for sign, word in zip(words[1::2], words[2::2], strict=True):
-        other = int(word)
-        if sign in "/%" and not other:
-            return None
-        if sign in "*/%":
-            left = numbers[-1]
-            numbers[-1] = left * other if sign == "*" else left // other if sign == "/" else left % other
-        elif sign in "+-":
-            numbers.append(other)
-            signs.append(sign)
-        else:
-            return None
-    return numbers[0] + sum(each if sign == "+" else -each for sign, each in zip(signs, numbers[1:], strict=True))
-
-
-def _parts(words: list[str]) -> Iterator[list[str]]:
-    """Divide words at what ends a command."""
-    part: list[str] = []
-    for word in words:
-        if word in _ENDS or word.endswith(";"):
-            part += [word[:-1]] if word.endswith(";") and len(word) > 1 else []
-            if part:
-                yield part
-            part = []
-        else:
-            part.append(word)
-    if part:
-        yield part
-
-
-def _call(words: list[str]) -> tuple[int, str | None]:
-    """Return where the flags of a call of swift begin, and its command."""
-    for at, word in enumerate(words):
-        if called := _CALLED.fullmatch(word):
-            name = (called[1] or called[2]).replace("_", "-")
-            if name == "main":
-                continue
-            return at + 1, name if name in (*TRAINING, *_OTHER) else "megatron" if "megatron" in word else None
-        if "swift/cli/_megatron" in word or word.rpartition("/")[2] == "megatron":
-            return at + 1, "megatron"
-        if word.rpartition("/")[2] == "swift" and at + 1 < len(words):
-            name = words[at + 1].replace("_", "-")
-            if name in (*TRAINING, *_OTHER):
-                return at + 2, name
-    return 0, None
-
-
-def _flags(words: list[str]) -> dict[str, Any]:
-    """Read flags and their values; the last of a flag that is given twice holds."""
-    found: dict[str, Any] = {}
-    name, values = "", list[str]()
-    for word in [*(each for each in words if each not in ("$@", "$*", "${@}")), "--"]:
-        if re.match(r"--[A-Za-z]|--$", word):
-            if name:
-                found[name] = values[0] if len(values) == 1 else values or True
-            elif values:
-                found |= dict.fromkeys(values, True)  # a file with flags
-            name, equals, value = word[2:].partition("=")
-            name, values = name.replace("-", "_"), [value] if equals else []
-        else:
-            values.append(word)
+    try:
+        shell = _Shell(tokens(text, name), {"0": name, "BASH_SOURCE": name, **(variables or {})})
+        shell.listed(())
+    except (RecursionError, OverflowError):
+        raise RecipeError(f"{name}: cannot be read as a shell script: it is nested too deep, or grows too large.") from None
+    found: list[Command] = []
+    for command in shell.found:
+        words = command.words
+        at = next((n for n, word in enumerate(words[:-2]) if word.rpartition("/")[2] in ("bash", "sh")), None)
+        nested = words[at + 2] if at is not None and words[at + 1] in ("-c", "-lc") else None
+        found += [command] if nested is None or depth > _DEEPEST else commands(nested, name, depth + 1, command.environment)
     return found
 
 
-def _torchrun(words: list[str]) -> dict[str, str]:
-    """Read how many processes torchrun starts, under swift's names in the environment."""
-    flags = _flags(words) if any(word.endswith(("torchrun", "torch.distributed.run")) for word in words) else {}
-    return {name.upper(): str(flags[name]) for name in _OF_TORCHRUN if isinstance(flags.get(name), str)}
+class _Shell:
+    """Follows a script from its first token on."""
+
+    def __init__(self, given: Sequence[Token], variables: dict[str, str]) -> None:
+        self.given = given
+        self.at = 0
+        self.variables: dict[str, list[str]] = {name: [value] for name, value in variables.items()}
+        self.exported = set(variables) - {"0", "BASH_SOURCE"}
+        self.functions: dict[str, int] = {}
+        self.calls = 0
+        self.steps = 0
+        self.found: list[Command] = []
+        self.live = True
+
+    # Reading ---------------------------------------------------------------------------------------------------------------
+
+    def _word(self) -> str | None:
+        """Return the word or sign that is next, as it is written; None at the end."""
+        return self.given[self.at].text if self.at < len(self.given) else None
+
+    def listed(self, until: tuple[str, ...]) -> bool | None:
+        """Follow commands up to one of these words; return whether the last was true, or None."""
+        truth: bool | None = True
+        while (word := self._word()) is not None and word not in until:
+            if self.given[self.at].kind == "sign" and word in ("\n", ";", "&", "|"):
+                self.at += 1
+            elif self.given[self.at].kind == "sign" and word in ("&&", "||"):
+                self.at += 1
+                live, skips = self.live, truth is False if word == "&&" else truth is not False
+                self.live = live and not skips
+                self._newlines()
+                after = self.one()
+                self.live = live
+                truth = truth if skips else _and(truth, after) if word == "&&" else after
+            else:
+                before = self.at
+                truth = self.one()
+                self.at += self.at == before  # what cannot be read is passed over
+        return truth
+
+    def _newlines(self) -> None:
+        while self._word() == "\n":
+            self.at += 1
+
+    def one(self) -> bool | None:
+        """Follow one command, simple or compound. Raises OverflowError where there are too many."""
+        self.steps += 1
+        if self.steps > _MOST:
+            raise OverflowError
+        token = self.given[self.at] if self.at < len(self.given) else None
+        word = token.text if token is not None and token.kind in ("word", "sign") else ""
+        if word == "!":
+            self.at += 1
+            truth = self.one()
+            return None if truth is None else not truth
+        if word in ("{", "("):
+            self.at += 1
+            truth = self.listed(("}" if word == "{" else ")",))
+            self.at += 1
+            return truth
+        follow = {"if": self._if, "case": self._case, "for": self._for, "while": self._while, "until": self._while}.get(word)
+        if follow is not None:
+            self.at += 1
+            return follow()
+        if word == "[[":
+            return self._tests()
+        if word == "function" or self._opens_function():
+            return self._function(word)
+        return self._simple()
+
+    def _opens_function(self) -> bool:
+        return [each.text for each in self.given[self.at + 1 : self.at + 3]] == ["(", ")"]
+
+    def _function(self, word: str) -> bool:
+        self.at += word == "function"
+        name = self._word() or ""
+        self.at += 1
+        while self._word() in ("(", ")", "\n"):
+            self.at += 1
+        live, start = self.live, self.at
+        self.live = False
+        self.one()
+        self.live = live
+        self.functions[name] = start
+        return True
+
+    def _tests(self) -> bool | None:
+        """Evaluate `[[ ... ]]`, and what `&&` and `||` join in it."""
+        truth: bool | None = True
+        joined, part = "&&", list[str]()
+        while (word := self._word()) is not None:
+            sign = self.given[self.at].kind == "sign"
+            part += [] if sign else self.expanded(word)
+            self.at += 1
+            if (sign and word in ("&&", "||")) or word == "]]":
+                found = self._test(part)
+                truth = _and(truth, found) if joined == "&&" else _or(truth, found)
+                joined, part = word, ["[["]
+            if word == "]]":
+                break
+        return truth
+
+    def _if(self) -> None:
+        """Follow the first branch whose condition is true; the last where one is not known."""
+        live, done = self.live, False
+        while True:
+            self.live = live and not done
+            truth = self.listed(_UNTIL["if"])
+            self.at += 1
+            self.live = live and not done and truth is True
+            self.listed(_UNTIL["then"])
+            done = done or truth is True
+            word = self._word()
+            self.at += 1
+            if word == "elif":
+                continue
+            if word == "else":
+                self.live = live and not done
+                self.listed(_UNTIL["else"])
+                self.at += 1
+            self.live = live
+            return
+
+    def _case(self) -> None:
+        live, done = self.live, False
+        subject = " ".join(self.expanded(self._word() or "", empty=True))
+        while self._word() not in ("in", None):
+            self.at += 1
+        self.at += 1
+        while self._word() not in ("esac", None):
+            patterns = []
+            while self._word() not in (")", None):
+                patterns.append(self._word() or "")
+                self.at += 1
+            self.at += 1
+            known = "$" not in subject
+            fits = any(fnmatch.fnmatchcase(subject, each) for word in patterns for each in self.expanded(word))
+            self.live = live and not done and known and fits
+            done = done or (known and fits)
+            self.listed(_UNTIL["case"])
+            self.at += self._word() != "esac"
+            self._newlines()
+        self.at += 1
+        self.live = live
+
+    def _for(self) -> None:
+        """Follow the body once, with the first word."""
+        name, words = self._word() or "", list[str]()
+        self.at += 1
+        while self._word() not in ("do", None):
+            if self.given[self.at].kind == "word" and self._word() != "in":
+                words += self.expanded(self._word() or "")
+            self.at += 1
+        self.at += 1
+        if self.live and words:
+            self.variables[name] = words[:1]
+        self.listed(_UNTIL["do"])
+        self.at += 1
+
+    def _while(self) -> None:
+        """Pass over a loop: how often it is run is not known."""
+        live, self.live = self.live, False
+        self.listed(("do",))
+        self.at += 1
+        self.listed(_UNTIL["do"])
+        self.at += 1
+        self.live = live
+
+    def _simple(self) -> bool | None:
+        """Follow assignments and a command with its words."""
+        own: dict[str, str] = {}
+        words: list[str] = []
+        arrays = False
+        while self.at < len(self.given) and self.given[self.at].kind != "sign":
+            token = self.given[self.at]
+            self.at += 1
+            assigned = _SET.fullmatch(token.text) if not words or words[0] in _DECLARES else None
+            if token.kind == "array":
+                arrays = True
+                self._keep_array(token)
+            elif token.kind == "word" and assigned is not None:
+                before = self._one(assigned[1]) if assigned[2] else ""
+                own[assigned[1]] = before + "".join(self.expanded(assigned[3], split=False))
+            elif token.kind == "word":
+                words += self.expanded(token.text)
+        body = self._document(words)
+        if not self.live:
+            return None
+        if words and words[0] in _DECLARES:
+            self.exported |= {*own, *words[1:]} if words[0] == "export" or "-x" in words else set()
+        if not words or words[0] in _DECLARES:
+            self.variables |= {name: [value] for name, value in own.items()}
+            return True
+        if words[0] == "read" and body is not None:
+            self.variables[words[-1]] = [body]
+            return True
+        if words[0] in ("[", "test"):
+            return self._test(words)
+        if words[0] in self.functions and self.calls < _DEEPEST:
+            return self._call(words[0])
+        if words[0] in _WITHOUT_PROGRAM:
+            return True
+        if words[0] == "false":
+            return False
+        exported = {name: self._one(name) for name in self.exported if name in self.variables}
+        self.found.append(Command(words, {**exported, **own}))
+        return None if not arrays else True
+
+    def _document(self, words: list[str]) -> str | None:
+        """Return the text that a command reads behind its line."""
+        ahead = self.given[self.at + 1] if self.at + 1 < len(self.given) else None
+        if not words or self._word() != "\n" or ahead is None or ahead.kind != "here":
+            return None
+        self.at += 2
+        text = ahead.words[0]
+        return text if ahead.text == "plain" else self._filled(text.replace("\\\n", " "))
+
+    def _keep_array(self, token: Token) -> None:
+        name = token.text.rstrip("+=")
+        words = [each for word in token.words for each in self.expanded(word)]
+        if self.live:
+            self.variables[name] = (self.variables.get(name, []) if token.text.endswith("+=") else []) + words
+
+    def _call(self, name: str) -> bool | None:
+        """Follow a function's body."""
+        back, self.at = self.at, self.functions[name]
+        self.calls += 1
+        truth = self.one()
+        self.calls -= 1
+        self.at = back
+        return truth
+
+    def _test(self, words: list[str]) -> bool | None:
+        """Evaluate `[ ... ]` on what is known."""
+        inside = [word for word in words[1:] if word not in ("]", "]]")]
+        turned = bool(inside) and inside[0] == "!"
+        inside = inside[turned:]
+        if any("$" in word or "`" in word for word in inside):
+            return None
+        if len(inside) == 2 and inside[0] in ("-z", "-n"):
+            found: bool | None = (not inside[1]) == (inside[0] == "-z")
+        elif len(inside) == 1 and not inside[0].startswith("-"):
+            found = bool(inside[0])
+        elif len(inside) == 3 and inside[1] in ("=", "==", "!="):
+            found = fnmatch.fnmatchcase(inside[0], inside[2]) == (inside[1] != "!=")
+        elif len(inside) == 3 and inside[1] in _COMPARES and all(re.fullmatch(r"-?\d+", inside[n]) for n in (0, 2)):
+            found = _COMPARES[inside[1]](int(inside[0]), int(inside[2]))
+        else:
+            return None
+        return None if found is None else found != turned
+
+    # Filling in ------------------------------------------------------------------------------------------------------------
+
+    def _one(self, name: str) -> str:
+        return " ".join(self.variables.get(name, [""]))
+
+    def expanded(self, word: str, *, empty: bool = False, split: bool = True) -> list[str]:
+        """Fill in a word's variables and take its quotes away: one word, several, or none.
+
+        Args:
+            word: as it is written.
+            empty: whether a variable that the script does not set is empty; else it stays as it is written.
+            split: whether what a variable without quotes stands for is cut at blanks.
+
+        """
+        tests = empty or bool(self.at and self._in_test())
+        found: list[list[str]] = [[]]
+        quoted = False
+        for piece, quote in pieces(word):
+            quoted = quoted or bool(quote)
+            if quote == "'":
+                found[-1].append(piece)
+                continue
+            values = self._values(piece, empty=tests)
+            if values is None:
+                found[-1].append(piece if quote or not piece.startswith("\\") else piece[1:])
+            elif not split or (quote and not _all_of(piece)):
+                found[-1].append(" ".join(values))
+            else:
+                parts = values if quote else [part for value in values for part in value.split()]
+                for number, part in enumerate(parts):
+                    found += [[]] if number else []
+                    found[-1].append(part)
+        words = ["".join(parts) for parts in found]
+        if sum(map(len, words)) + len(words) > _MOST:
+            raise OverflowError
+        several = any(_all_of(piece) for piece, quote in pieces(word) if quote != "'")
+        keep = tests or (quoted and not several)
+        return [each for each in words if each or keep] if len(words) == 1 else words
+
+    def _in_test(self) -> bool:
+        """Tell whether a word stands in a test of this line."""
+        for token in reversed(self.given[: self.at]):
+            if token.kind == "sign":
+                return False
+            if token.text in ("[", "[[", "test"):
+                return True
+        return False
+
+    def _filled(self, text: str) -> str:
+        """Fill in the variables of a text that has no quotes."""
+        return "".join(
+            piece if (values := self._values(piece, empty=False)) is None else " ".join(values)
+            for piece, _ in pieces(text, quotes=False)
+        )
+
+    def _values(self, piece: str, *, empty: bool) -> list[str] | None:
+        """Return what a variable, a sum or a command stands for; None if it is none or unknown."""
+        if not piece.startswith("$"):
+            return None
+        if piece.startswith("$(("):
+            return self._sum(piece[3:-2])
+        if piece.startswith("$("):
+            if (sums := _EXPR.fullmatch(piece)) is not None:
+                return self._sum(re.sub(r"\\\*|'\*'|\"\*\"", "*", sums[1]))
+            fallback = _FALLBACK.search(piece)  # what a probe says where it fails, as on a machine like any other
+            return self._folder(piece[2:-1]) if fallback is None else [fallback[1]]
+        inside = piece[2:-1] if piece.startswith("${") else piece[1:]
+        if inside.startswith("#"):
+            return [str(len(self.variables.get(inside[1:].partition("[")[0], [])))] if len(inside) > 1 else ["0"]
+        named = _NAME.match(inside)
+        if named is None:
+            return None
+        name, rest = named[0], inside[named.end() :]
+        if rest.startswith("["):
+            rest = rest.partition("]")[2]
+        if name in "123456789@*":
+            known: list[str] | None = []
+        else:
+            known = {"HOME": ["~"], "PWD": ["."]}.get(name) or self.variables.get(name)
+        default = _DEFAULT.fullmatch(rest)
+        if default is not None:
+            there = bool(known) and (not default[1] or any(known or ()))
+            if default[2] == "+":
+                return self.expanded(default[3]) if there else []
+            if default[2] != "?" and not there:
+                if default[2] == "=" and self.live:
+                    self.variables[name] = self.expanded(default[3], split=False)
+                return self.expanded(default[3])
+        elif rest and known is not None:
+            return _trimmed(" ".join(known), rest)
+        return [] if known is None and empty else known
+
+    def _folder(self, command: str) -> list[str] | None:
+        """Return the folder that a command names, such as the script's own."""
+        if command.strip() == "pwd":
+            return ["."]
+        named = _FOLDER.fullmatch(command.strip())
+        if named is None:
+            return None
+        place = " ".join(self.expanded(named[2]))
+        found = os.path.dirname(place) or "." if named[1] == "dirname" else os.path.normpath(place)
+        return None if "$" in place else [found]
+
+    def _sum(self, text: str) -> list[str] | None:
+        """Count an arithmetic expression of whole numbers."""
+        plain = re.sub(r"[A-Za-z_]\w*", lambda name: self._one(name[0]) or name[0], self._filled(text))
+        try:
+            return [str(_counted(ast.parse(plain.strip(), mode="eval").body))]
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+            return None
 
 
-def _exported(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return variables whose names are those of an environment."""
-    return {name: value for name, value in variables.items() if name.isupper()}
+_COMPARES = {
+    "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt, "-ge": operator.ge,
+}  # fmt: skip
+
+
+def _and(first: bool | None, second: bool | None) -> bool | None:
+    return False if False in (first, second) else None if None in (first, second) else True
+
+
+def _or(first: bool | None, second: bool | None) -> bool | None:
+    return True if True in (first, second) else None if None in (first, second) else False
+
+
+def _all_of(piece: str) -> bool:
+    """Tell whether a piece stands for all words of an array, each by itself within quotes."""
+    return piece == "$@" or re.match(r"\$\{(@|\w+\[@\])", piece) is not None
+
+
+def _trimmed(value: str, how: str) -> list[str] | None:
+    """Take a beginning or an end off, as `${NAME##*/}` does; None for other changes."""
+    if how.startswith(("#", "%")):
+        front, pattern = how[0] == "#", how.lstrip(how[0])
+        sizes = range(len(value) + 1)
+        for size in reversed(sizes) if how[:2] in ("##", "%%") else sizes:
+            part = value[:size] if front else value[len(value) - size :]
+            if fnmatch.fnmatchcase(part, pattern):
+                return [value[size:] if front else value[: len(value) - size]]
+        return [value]
+    return [value.lower()] if how == ",," else [value.upper()] if how == "^^" else None
+
+
+def _counted(node: ast.expr) -> int:
+    """Count a sum of whole numbers."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_counted(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in _SUMS:
+        found = int(_SUMS[type(node.op)](_counted(node.left), _counted(node.right)))
+        if abs(found) < 10**15:
+            return found
+    raise ValueError

@@ -12,12 +12,13 @@ import attrs
 
 from forge._errors import RecipeError
 from forge.settings._elsewhere import RENAMED, SWITCHES, TOLD
+from forge.settings.convert._commands import SWIFT
 from forge.settings.convert._draft import ONLINE, Draft, plain
 from forge.settings.convert._swift_arguments import DEFAULTS, INSIDE
 from forge.settings.convert._swift_data import datasets
 
 MARKS = """model_id_or_path tuner_type train_type sft_type rlhf_type torch_dtype attn_impl split_dataset_ratio val_dataset
-    swift_version freeze_vit target_modules swift_command""".split()
+    swift_version freeze_vit target_modules""".split()
 """Keys beside `model` that tell ms-swift's files from others'."""
 _RLHF = {
     **{name: name for name in ("dpo", "orpo", "simpo", "kto", "ppo", "grpo")},
@@ -77,7 +78,7 @@ def swift_draft(
         RecipeError: a method, a task or a way of training that forge has not.
     """
     left = _values(values)
-    command = left.pop("swift_command", None)
+    command = left.pop(SWIFT, None)
     if of_old := next((key for key in _OF_2 if key in left), None):
         raise RecipeError(
             f"{of_old}: is of ms-swift 2, whose arguments and defaults are others; files of ms-swift 3 and 4 are converted."

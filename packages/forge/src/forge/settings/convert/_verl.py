@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from forge._errors import RecipeError
+from forge.settings.convert._commands import VERL
 from forge.settings.convert._draft import Fields, Keys
-from forge.settings.convert._scripts import VERL
 
 _A, _R, _M, _O = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model", "actor.optim"))
 _ESTIMATORS: dict[str, dict[str, object]] = {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from forge._errors import RecipeError
-from forge.settings.convert._script import commands
+from forge.settings.convert._shell import commands
 
 BASH = shutil.which("bash")
 SETS = [
@@ -49,6 +49,7 @@ CALLS += [
     "run a; run b # run c",
     "run ${#L[@]}",
 ]
+CALLS += [': "${E:=x y}"; run $E "$E"', "run $(expr 16 / 5 \\* 2 - 1) $(expr $((2 + 3)) % 3)"]
 CALLS += ["read -r -d '' T <<EOF\nword \"$A\" \\\n  next\nEOF\nrun $T", "{ run braces; }"]
 
 
@@ -87,6 +88,8 @@ def test_any_text_ends(text: str) -> None:
         ("run $HOME/data ${HOME}/more $UNSET/x", ["run", "~/data", "~/more", "$UNSET/x"]),
         ("run $PWD/x", ["run", "./x"]),
         ("run name_$(date +%Y)", ["run", "name_$(date +%Y)"]),
+        ("mapfile -t A < <(list 'a (b')\nrun <(sort \"$B\") --c > >(tee log)", ["run", "<(sort $B)", "--c"]),
+        ("P=<your_path>\nrun --a $P --b <more> < in", ["run", "--a", "<your_path>", "--b", "<more>"]),
         ('HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." >/dev/null 2>&1 && pwd)\nrun "$HERE/f.py"', ["run", "a/f.py"]),
         ('sleep 1 && run $1 "$2" end > log.txt 2>&1 &', ["run", "", "end"]),
         ("cat > conf <<'EOF'\nrun not this $X\nEOF\nrun this", ["run", "this"]),

@@ -9,10 +9,14 @@ from typing import NamedTuple
 from forge._errors import RecipeError
 
 SIGNS = (";;&", ";;", ";&", "&&", "||", ";", "|", "&", "(", ")", "\n")
-_REDIRECT = re.compile(r"(\d*|&)(>>|>\||>&|<&|<<<|<>|>|<)(?!\()")
+_PLACEHOLDER = re.compile(r"<[A-Za-z][\w.-]*>(?=\s|$)")
+"""`<your_path>`, which a shell would read as two redirections, and whoever wrote it as a value to be given."""
+_REDIRECT = re.compile(rf"(?!{_PLACEHOLDER.pattern})(\d*|&)(>>|>\||>&|<&|<<<|<>|>|<)(?!\()")
 _HERE = re.compile(r"\d*<<(-?)\s*(\\?['\"]?)([\w.]+)['\"]?")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
 _CLOSES = {"(": ")", "{": "}"}
+_SHOWN = 60
+"""Letters of a script that an error shows."""
 
 
 class Token(NamedTuple):
@@ -28,16 +32,24 @@ class Token(NamedTuple):
 
 def tokens(text: str, name: str) -> list[Token]:
     """Cut a script into words and signs. Raises RecipeError where a quote is not closed."""
+    reader = _Reader(text.replace("\r\n", "\n"))
     try:
-        return list(_Reader(text.replace("\r\n", "\n")).tokens())
+        return list(reader.tokens())
     except IndexError:
-        raise RecipeError(f"{name}: cannot be read as a shell script: a quote or a bracket is not closed.") from None
+        line = reader.text.count("\n", 0, reader.start) + 1
+        begins = reader.text[reader.start :].partition("\n")[0][:_SHOWN]
+        raise RecipeError(
+            f"{name}: cannot be read as a shell script: line {line}: a quote or a bracket is not closed in what begins with "
+            f"{begins!r}."
+        ) from None
 
 
 class _Reader:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
+        self.start = 0
+        """Where the word, array or quote begins that is being read."""
         self.here: list[tuple[str, bool]] = []
         """Ends of here-documents that begin behind this line, and whether variables stand for themselves there."""
 
@@ -47,6 +59,8 @@ class _Reader:
             sign = self.text[self.at]
             if end and sign == end:
                 return
+            if not end:
+                self.start = self.at
             if sign in " \t":
                 self.at += 1
             elif self.text.startswith("\\\n", self.at):
@@ -103,9 +117,14 @@ class _Reader:
                 break
             if sign in " \t\n;|&()":
                 return ""
-            if sign in "<>" and not self.text[start : self.at].isdigit():
+            if placeholder := _PLACEHOLDER.match(self.text, self.at):
+                self.at = placeholder.end()
+            elif sign in "<>" and self.text[self.at + 1 : self.at + 2] != "(":
                 break
-            self._piece()
+            elif sign in "<>":
+                self._bracket()
+            else:
+                self._piece()
         return self.text[start : self.at]
 
     def _piece(self) -> None:
@@ -137,7 +156,7 @@ class _Reader:
             self._piece()
 
     def _bracket(self) -> None:
-        """Go on behind `${...}`, `$(...)` or `$((...))`."""
+        """Go on behind `${...}`, `$(...)`, `$((...))` or `<(...)`."""
         opens = self.text[self.at + 1]
         self.at += 2
         while self.text[self.at] != _CLOSES[opens]:
