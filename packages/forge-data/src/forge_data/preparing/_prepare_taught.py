@@ -58,6 +58,7 @@ def prepare_taught(
     turns: str = "auto",
     chat_template: str | os.PathLike[str] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    system_prompt: str | None = None,
     turn_end: str | None = None,
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
@@ -87,6 +88,7 @@ def prepare_taught(
         turns: see `format`.
         chat_template: see `format`.
         chat_template_kwargs: see `format`.
+        system_prompt: see `format`.
         turn_end: see `format`.
         max_seq_len: see `format`.
         on_overflow: see `format`; `split` is refused.
@@ -106,6 +108,7 @@ def prepare_taught(
     """
     options: dict[str, Any] = {
         "format": format, "train_on": train_on, "turns": turns, "chat_template_kwargs": chat_template_kwargs,
+        "system_prompt": system_prompt,
         "max_seq_len": max_seq_len, "on_overflow": on_overflow, "on_bad_pair": "error", "rename_columns": rename_columns,
         "on_bad_row": on_bad_row, "max_bad_rows": max_bad_rows, "max_samples": max_samples, "media": False,
     }  # fmt: skip
