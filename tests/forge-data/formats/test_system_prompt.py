@@ -25,9 +25,7 @@ TURNS = st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=3)
 
 
 def _messages(turns):
-    return [
-        {"role": role, "content": text} for turn in turns for role, text in zip(("user", "assistant"), turn, strict=True)
-    ]
+    return [{"role": role, "content": text} for turn in turns for role, text in zip(("user", "assistant"), turn, strict=True)]
 
 
 def _trained(turns, trains):

@@ -28,8 +28,8 @@ from forge_data.formats._format import Fields, Format
 from forge_data.formats._messages import LIKENESS, MEDIA_ELSEWHERE
 from forge_data.formats._rated import rated
 from forge_data.formats._samples import Chat, Preference, Sample, Text, Tokens, Unpaired
-from forge_data.formats._tokenised import check_vocabulary
 from forge_data.formats._system_prompt import sample_with_system_prompt
+from forge_data.formats._tokenised import check_vocabulary
 from forge_data.formats._unread import is_empty, leaves_out_system
 from forge_data.formats._weights import weighted
 

@@ -1,4 +1,4 @@
-"""Conversation without a system message, and a text → the conversation with that as its first message."""
+"""Conversation without a system message, and a text → the conversation with that first."""
 
 import attrs
 
@@ -27,7 +27,7 @@ def with_system_prompt(chat: Chat, text: str | None) -> Chat:
 
 
 def sample_with_system_prompt(sample: Sample, text: str | None) -> Sample:
-    """Put a system message first in each conversation of a sample; text and token ids stay as they are."""
+    """Put a system message first in each conversation of a sample; text stays as it is."""
     match sample:
         case Chat():
             return with_system_prompt(sample, text)
@@ -40,13 +40,13 @@ def sample_with_system_prompt(sample: Sample, text: str | None) -> Sample:
 
 
 def system_form(sample: Sample) -> frozenset[str]:
-    """Return the form of the accounting that says whose system message a sample has; none of text."""
+    """Return the accounting's form of whose system message a sample has; none of text."""
     chat = _chat_of(sample)
     return frozenset() if chat is None else frozenset({ADDED if chat.system_added else OWN})
 
 
 def field_of_sample(sample: Sample, field_of: FieldOf) -> FieldOf:
-    """Name fields by the row's own messages, before which a system message may have been put."""
+    """Name fields by the row's own messages, whether or not one was put before them."""
     chat = _chat_of(sample)
     if chat is None or not chat.system_added:
         return field_of
@@ -58,7 +58,7 @@ def field_of_sample(sample: Sample, field_of: FieldOf) -> FieldOf:
 
 
 def _chat_of(sample: Sample) -> Chat | None:
-    """Return the conversation of a sample; both sides of a preference begin with the same messages."""
+    """Return the conversation of a sample; both sides of a preference begin alike."""
     found = sample.chosen if isinstance(sample, Preference) else sample.answer if isinstance(sample, Unpaired) else sample
     return found if isinstance(found, Chat) else None
 
