@@ -27,6 +27,7 @@ def test_defaults():
         "turn_end": None,
         "chat_template": None,
         "chat_template_kwargs": None,
+        "system_prompt": None,
         "on_overflow": "drop",
         "preprocess": None,
         "rename_columns": None,
@@ -155,7 +156,8 @@ def test_only_what_has_an_effect():
     rows |= {"max_bad_rows", "max_samples"}
     named = {found: {field.name for field in attrs.fields(found)} for found in CLASSES}
     assert named[PretrainDataSettings] == rows | {"num_proc", "lint"}
-    assert named[PromptDataSettings] == rows | {"max_prompt_len", "on_overflow", "chat_template", "chat_template_kwargs"}
+    template = {"chat_template", "chat_template_kwargs", "system_prompt"}
+    assert named[PromptDataSettings] == rows | template | {"max_prompt_len", "on_overflow"}
     assert named[PreferenceDataSettings] == named[DataSettings] | {"on_bad_pair"}
 
 

@@ -47,6 +47,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "turns": ({"chat_template": "TEMPLATE", "lint": "off"}, "auto", "history"),
     "chat_template": ({}, None, "TEMPLATE"),
     "chat_template_kwargs": ({"chat_template": "TEMPLATE"}, None, {"mood": "glad"}),
+    "system_prompt": ({}, None, "Answer in one word."),
     "turn_end": ({"chat_template": "OPEN TEMPLATE", "lint": "off"}, None, "<|endoftext|>"),
     "on_overflow": ({"max_seq_len": 40}, "drop", "truncate"),
     "preprocess": ({}, None, "forge_test_hooks:shout"),

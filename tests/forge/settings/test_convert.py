@@ -72,6 +72,14 @@ def test_data_sets_that_llama_factory_describes(text: str, path: object, lost: i
     assert len([line for line in found.lost if "dataset" in line]) == 2 * lost
 
 
+def test_system_prompts() -> None:
+    """LLaMA-Factory's is of rows that have none, as here; pre-training has no conversations."""
+    factory = "model_name_or_path: m\ndefault_system: Be brief.\nstage: "
+    for stage, wanted in (("sft", "Be brief."), ("dpo", "Be brief."), ("pt", None)):
+        assert converted(factory + stage).settings.get("system_prompt") == wanted
+    assert converted(AXOLOTL + "default_system_message: Be brief.\n").settings["system_prompt"] == "Be brief."
+
+
 def test_templates_by_name() -> None:
     """A template that the library writes over the tokenizer's own, in the same words here, is carried over."""
     found = converted(AXOLOTL + "chat_template: chatml\nspecial_tokens: {eos_token: <|im_end|>}\ntokens: [<|im_start|>]\n")

@@ -324,7 +324,7 @@ def test_what_deepspeed_changes_is_listed(tmp_path: Path) -> None:
         ("rope_scaling: {type: yarn}\n", "config.json of a copy of the model"),
         ("overrides_of_model_config: {rope_scaling: {type: linear}}\n", "config.json of a copy of the model"),
         ("eot_tokens: [<end>]\n", "the token that ends a turn is the template's own"),
-        ("default_system_message: hi\n", "rows carry their system message"),
+        ("default_system_message: hi\n", "leave system_prompt out to train as it did"),
         ("train_on_eos: all\n", "a turn is learned with the token that ends it"),
         ("datasets: [{path: a, message_field_training_detail: d}]\n", "is not learned; of another name"),
         ("datasets: [{path: a, split_thinking: true}]\n", "change the messages with preprocess"),

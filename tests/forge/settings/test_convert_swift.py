@@ -17,7 +17,6 @@ from forge.settings._settings import flat_fields, resolve
 from forge.settings.convert._commands import SWIFT, command_values
 from forge.settings.convert._swift_arguments import DEFAULTS
 from forge.verbs._registry import task_of
-from forge_data.formats._registry import convert as read_row
 
 from ...whole.repository import ROOT
 from .test_convert import converted
@@ -214,7 +213,6 @@ def test_is_carried_over(flags: str, settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("flags", "key"),
     [
-        ("--system 'Be brief.'", "system"),
         ("--loss_scale default+ignore_empty_think", "loss_scale"),
         ("--loss_scale hermes", "loss_scale"),
         ("--truncation_strategy left", "truncation_strategy"),
@@ -246,27 +244,15 @@ def test_what_is_lost_is_listed(flags: str, key: str) -> None:
     assert lost(of(flags=flags)) == {key}
 
 
-def test_the_system_prompt_is_a_line_of_python() -> None:
-    """The function that the listed line gives puts it into rows of every form that have none, and into no other."""
-    (line,) = of(flags="--system 'It'\\''s\\nyou.'").lost
-    found = re.search(r"rows.py `(.*)`, and preprocess: rows:with_system", line)
-    assert found is not None
-    names: dict[str, Any] = {}
-    exec(found[1], names)
-    user = {"role": "user", "content": "a"}
-    for row in (
-        {"query": "a"},
-        {"instruction": "a", "input": ""},
-        {"messages": [user]},
-        {"conversation": [user], "system": None},
-    ):
-        given_none = {name: value for name, value in names["with_system"](row).items() if value is not None}
-        made = read_row("ms_swift", "f:1", given_none, None)
-        assert made.messages == [{"role": "system", "content": "It's\nyou."}, user]
-    own = [{"role": "system", "content": "mine"}, user]
-    assert read_row("ms_swift", "f:1", names["with_system"]({"messages": own}), None).messages == own
-    assert any("makes it their first message" in line for line in of("rlhf", "--rlhf_type grpo --system s").lost)
-    assert "system" not in lost(of("pt", "--system s"))
+def test_the_system_prompt(tmp_path: Path) -> None:
+    """Is that of every verb with conversations, with its line breaks; the name of a file stays one."""
+    assert of(flags="--system 'It'\\''s\\nyou.'").settings["system_prompt"] == "It's\nyou."
+    assert of("rlhf", "--rlhf_type grpo --system s").settings["system_prompt"] == "s"
+    (tmp_path / "system.txt").write_text("Be brief.\n")
+    found = of(flags=f"--system {tmp_path / 'system.txt'}")
+    assert found.settings["system_prompt"] == f"file:{tmp_path / 'system.txt'}"
+    assert "system" not in lost(found)
+    assert "system_prompt" not in of("pt", "--system s").settings
 
 
 def test_images() -> None:

@@ -29,6 +29,17 @@ def lost(found: Any) -> set[str]:
     return {line.partition(":")[0] for line in found.lost} - {"effective_batch_size"}
 
 
+def test_the_system_prompt() -> None:
+    """Is that of rows that have none, which is said, for torchtune replaces others; two of them are listed."""
+    data = {"source": "a", "new_system_prompt": "Be brief."}
+    found = of(dataset=data, dataset_val=data)
+    assert found.settings["system_prompt"] == "Be brief."
+    (said,) = [line for line in found.lost if "new_system_prompt" in line]
+    assert "it replaces the rows' own system messages there" in said
+    (said,) = [line for line in of(dataset=data, dataset_val={**data, "new_system_prompt": "x"}).lost if "'x'" in line]
+    assert "one system_prompt is that of all rows" in said
+
+
 def test_the_pages_example() -> None:
     """The file of the page becomes the recipe below it, and nothing of it is lost."""
     found, wanted = converted(THEIRS), yaml.safe_load(OURS)

@@ -30,9 +30,10 @@ from forge.talking._transformers_server import names_of, refuse_bad_requests
 from transformers.cli.serving import server
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
 
-resolved = []
+resolved, written = [], []
 
-def apply_chat_template(*_, **__):
+def apply_chat_template(messages, *_, **__):
+    written.append([(each["role"], each["content"][0]["text"]) for each in messages])
     raise ValueError("2 tokens of images, 1 image")
 
 class Handler(ChatCompletionHandler):
@@ -44,13 +45,14 @@ class Handler(ChatCompletionHandler):
         resolved.append(body.get("model"))
         return "m", None, SimpleNamespace(apply_chat_template=apply_chat_template)
 
-refuse_bad_requests(names_of("/runs/first/export", "runs/first"))
+refuse_bad_requests(names_of("/runs/first/export", "runs/first"), "Be brief.")
 client = TestClient(server.build_server(None, Handler(), *[None] * 5))
 part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,@@@"}}
 asked = [{}, {"messages": [{"role": "user", "content": [part]}]}, {"messages": [{"role": "user", "content": "hi"}]}]
 asked += [asked[-1] | {"model": name} for name in ("first", "runs/first", "/runs/first/export", "gpt-4")]
+asked += [{"messages": [{"role": "system", "content": "Rhyme."}, {"role": "user", "content": "hi"}]}]
 found = [client.post("/v1/chat/completions", json=each) for each in asked]
-json.dump([(each.status_code, each.json()["error"]["message"]) for each in found] + [resolved], sys.stdout)
+json.dump([(each.status_code, each.json()["error"]["message"]) for each in found] + [resolved, written], sys.stdout)
 """
 _DRAWN = """
 import asyncio, json, sys, threading, time
@@ -167,7 +169,7 @@ def test_bad_requests_are_answered_with_what_is_wrong() -> None:
     pytest.importorskip("fastapi")
     pytest.importorskip("PIL")
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", _BAD], capture_output=True, text=True, check=True)
-    (none, image, text, *named, other, resolved) = json.loads(done.stdout)
+    (none, image, text, *named, other, own, resolved, written) = json.loads(done.stdout)
     assert none == [400, "messages: nothing came; give a list of messages"]
     assert image[0] == text[0] == 400
     assert image[1].startswith("messages[0].content[0].image_url: 'data:image/png;base64,@@@' is no image that can be read")
@@ -177,4 +179,7 @@ def test_bad_requests_are_answered_with_what_is_wrong() -> None:
         400,
         "model: 'gpt-4' is not served here; ask for 'first' or 'runs/first' or '/runs/first/export', or leave model out",
     ]
-    assert resolved == [None, None, *["/runs/first/export"] * 3]
+    assert resolved == [None, None, *["/runs/first/export"] * 3, None]
+    assert own == text
+    # The run's system_prompt, where a conversation has no system message.
+    assert written == [[["system", "Be brief."], ["user", "hi"]]] * 4 + [[["system", "Rhyme."], ["user", "hi"]]]

@@ -62,7 +62,8 @@ class Accounting:
     forms: Mapping[str, int] = attrs.field(converter=_frozen, factory=dict)
     """Kept rows whose conversation was rendered in a way that the row does not say: `enable_thinking=false` (an argument of the
     chat template), `one_sample_a_turn`, `as_history` (see `turns`), `behind_empty_block` (a prompt ends with a block of
-    reasoning that is closed and empty), `behind_open_block` (one that is open, and that the learned text closes)."""
+    reasoning that is closed and empty), `behind_open_block` (one that is open, and that the learned text closes),
+    `with_system_prompt` (it was given that message) and `with_own_system_message`, where there is a `system_prompt`."""
 
     def __attrs_post_init__(self) -> None:
         numbers = (self.read, self.kept, self.samples, self.tokens_read, self.tokens_kept)

@@ -19,7 +19,7 @@ from forge_data._settings import (
     TurnsForm,
     train_on_fault,
 )
-from forge_data._values import NO_ARGUMENTS, describe, keyword_arguments
+from forge_data._values import NO_ARGUMENTS, describe, keyword_arguments, text_fault, text_given
 
 TURNS: tuple[str, ...] = get_args(TurnsForm)
 ON_OVERFLOW: tuple[str, ...] = get_args(OnOverflow)
@@ -81,6 +81,20 @@ def _as_arguments(value: Any) -> Any:
     return dict(read) if isinstance(read, Mapping) else {} if read is None else read
 
 
+def _as_system_prompt(value: Any) -> Any:
+    try:
+        return text_given(value)
+    except ValueError as error:
+        raise DataError(f"`system_prompt` {error}") from error
+
+
+def _system_prompt(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    if value is not None and not isinstance(value, str):
+        raise DataError(f"`{attribute.name}` is {describe(value)}; it must be a text, or file: and the path of one")
+    if value is not None and (fault := text_fault(value)):
+        raise DataError(f"`{attribute.name}` {fault}")
+
+
 def _as_path(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
@@ -92,6 +106,7 @@ class TemplateOptions:
 
     chat_template: str | None = attrs.field(default=None, converter=_as_path, validator=_template)
     chat_template_kwargs: dict[str, Any] = attrs.field(factory=dict, converter=_as_arguments, validator=_arguments)
+    system_prompt: str | None = attrs.field(default=None, converter=_as_system_prompt, validator=_system_prompt)
 
 
 def _flag(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:

@@ -22,7 +22,7 @@ from attrs import validators
 
 from forge_data._formats import AUTO, BUILT_IN, is_axolotl, is_known, listed, names
 from forge_data._shell_values import columns_of, paths_of
-from forge_data._values import MESSAGE_ROLES, keyword_arguments, nearest
+from forge_data._values import MESSAGE_ROLES, keyword_arguments, nearest, text_fault, text_given
 
 TRAIN_ON = ("assistant", "last", "completion", "all")
 if TYPE_CHECKING:
@@ -75,6 +75,20 @@ def _as_arguments(value: Any) -> Any:
 def _arguments(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) and name.isidentifier() for name in value):
         raise TypeError(f"{attribute.name} must be a mapping from names of the template's arguments to values, got {value!r}")
+
+
+def _as_system_prompt(value: Any) -> Any:
+    try:
+        return text_given(value)
+    except ValueError as error:
+        raise ValueError(f"system_prompt {error}") from error
+
+
+def _system_prompt(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{attribute.name} must be a text, or file: and the path of one, got {value!r}")
+    if fault := text_fault(value):
+        raise ValueError(f"{attribute.name} {fault}")
 
 
 def _as_tuple(value: Any) -> Any:
@@ -211,6 +225,12 @@ class ChatTemplateSettings:
     )
     """Arguments of the chat template, such as enable_thinking=false; those that a row gives itself win. They are stored with
     the model, as defaults of its template."""
+
+    system_prompt: str | None = attrs.field(
+        default=None, converter=_as_system_prompt, validator=validators.optional(_system_prompt)
+    )
+    """System message of conversations that have none, as their first message: a text, or file:PATH of one. forge generate and
+    forge chat ask the run with it."""
 
 
 @attrs.frozen(kw_only=True)

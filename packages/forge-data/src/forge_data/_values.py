@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from forge_data._errors import DataError
@@ -82,6 +83,41 @@ def _from_json(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+_FILE = "file:"
+
+
+def text_given(value: Any) -> Any:
+    """Return the text of a file that is given as `file:PATH`; any other value as it is.
+
+    Line breaks at the end of the file, which editors write, are left out.
+
+    Raises:
+        ValueError: it cannot be read, saying why; the name of the setting is put before it.
+    """
+    if not isinstance(value, str) or not value.startswith(_FILE):
+        return value
+    try:
+        text = Path(value.removeprefix(_FILE)).expanduser().read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, ValueError, RuntimeError) as error:
+        why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or error
+        raise ValueError(f"names the file {value.removeprefix(_FILE)!r}, which cannot be read: {why}") from error
+    if text.startswith(_FILE):
+        # The text is kept in place of its file, and would be read as the name of another.
+        raise ValueError(f"names the file {value.removeprefix(_FILE)!r}, whose text begins with {_FILE}: change its beginning")
+    return text
+
+
+def text_fault(value: str) -> str | None:
+    """Say why a text cannot be a message, unless it can."""
+    if not value.strip():
+        return "is empty: give a text, or leave it out"
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        return f"is not UTF-8: {error.reason} at character {error.start}"
+    return None
 
 
 MESSAGE_ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -49,6 +49,7 @@ _FLAGS = {
     "prompts": "--prompts",
     "seed": "--seed",
     "shard": "--shard",
+    "system_prompt": "--system-prompt",
     "tokenizer": "--tokenizer",
     "train_on": "--train-on",
     "turn_end": "--turn-end",
@@ -234,8 +235,8 @@ def _prepared(words: Namespace, directory: Path) -> "TokenStore | PromptStore":
 
 def _options(words: Namespace) -> dict[str, Any]:
     names = (
-        "format", "train_on", "turns", "chat_template", "chat_template_kwargs", "turn_end", "max_seq_len", "on_overflow",
-        "on_bad_pair", "on_bad_row", "max_bad_rows", "max_samples", "media", "preprocess",
+        "format", "train_on", "turns", "chat_template", "chat_template_kwargs", "system_prompt", "turn_end", "max_seq_len",
+        "on_overflow", "on_bad_pair", "on_bad_row", "max_bad_rows", "max_samples", "media", "preprocess",
     )  # fmt: skip
     columns = None if words.rename_columns is None else columns_of(words.rename_columns)
     return {name: getattr(words, name) for name in names} | {"rename_columns": columns}

@@ -225,6 +225,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="arguments of the chat template, such as enable_thinking=false; a row's own win",
     )
+    parser.add_argument(
+        "--system-prompt",
+        metavar="TEXT|file:PATH",
+        help="system message of conversations that have none, as their first message",
+    )
     parser.add_argument("--turn-end", metavar="TOKEN", help="token that ends a turn for which the template writes no end")
     parser.add_argument("--max-seq-len", type=int, metavar="TOKENS", help="longest sample; no limit by default")
     parser.add_argument(

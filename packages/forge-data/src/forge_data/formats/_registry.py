@@ -28,6 +28,7 @@ from forge_data.formats._format import Fields, Format
 from forge_data.formats._messages import LIKENESS, MEDIA_ELSEWHERE
 from forge_data.formats._rated import rated
 from forge_data.formats._samples import Chat, Preference, Sample, Text, Tokens, Unpaired
+from forge_data.formats._system_prompt import sample_with_system_prompt
 from forge_data.formats._tokenised import check_vocabulary
 from forge_data.formats._unread import is_empty, leaves_out_system
 from forge_data.formats._weights import weighted
@@ -129,6 +130,7 @@ def convert(
     *,
     media: bool = False,
     directory: str | None = None,
+    system_prompt: str | None = None,
 ) -> Sample:
     """Read a row of a known format.
 
@@ -139,6 +141,7 @@ def convert(
         vocabulary: number of token ids; None if not known.
         media: whether media are trained; otherwise a row that has one is refused.
         directory: where relative paths of media begin; None where the rows lie in no directory of this machine.
+        system_prompt: first message of a conversation that has no system message.
 
     Raises:
         DataError: the row lacks what the format needs, or has a field that is not what it should be, or one that would be
@@ -168,7 +171,7 @@ def convert(
         known = {name: built_in(name) for name in BUILT_IN}
         made = {"weight": fields["weight"], **made} if "weight" in fields else made
         name = _detected(f"{place}, rewritten by the format {format},", made, known)
-        return convert(name, place, made, vocabulary, media=media, directory=directory)
+        return convert(name, place, made, vocabulary, media=media, directory=directory, system_prompt=system_prompt)
     if isinstance(made, Chat | Text):
         made = _with_paths(place, made, media, directory)
     elif isinstance(made, Preference):
@@ -178,6 +181,7 @@ def convert(
         made = attrs.evolve(made, answer=_with_paths(place, made.answer, media, directory))
     if isinstance(made, Tokens):
         check_vocabulary(made, vocabulary)
+    made = sample_with_system_prompt(made, system_prompt)
     return weighted(place, made, fields["weight"]) if fields.get("weight") is not None else made
 
 

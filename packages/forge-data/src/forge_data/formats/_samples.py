@@ -38,6 +38,8 @@ class Chat:
     media: tuple[Media, ...] = ()
     """In the order of the parts `{"type": "image"}` and `{"type": "audio"}` of the messages; contents are lists of parts where
     they have some."""
+    system_added: bool = False
+    """Whether the first message is not the row's own but `system_prompt`."""
 
 
 @attrs.frozen

@@ -39,6 +39,7 @@ def lint(
     turns: str = "auto",
     chat_template: str | os.PathLike[str] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    system_prompt: str | None = None,
     turn_end: str | None = None,
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
@@ -64,6 +65,7 @@ def lint(
         turns: as for `prepare`; for rows.
         chat_template: as for `prepare`; for rows.
         chat_template_kwargs: as for `prepare`; for rows.
+        system_prompt: as for `prepare`; for rows.
         turn_end: as for `prepare`; for rows.
         max_seq_len: as for `prepare`; for rows.
         on_overflow: as for `prepare`; for rows.
@@ -92,6 +94,7 @@ def lint(
         turns=turns,
         chat_template=chat_template,
         chat_template_kwargs=chat_template_kwargs,
+        system_prompt=system_prompt,
         turn_end=turn_end,
         max_seq_len=max_seq_len,
         on_overflow=on_overflow,

@@ -15,6 +15,7 @@ from forge_data.formats._documents import is_empty
 from forge_data.formats._format import FieldOf, Fields
 from forge_data.formats._registry import convert, detect, format_named
 from forge_data.formats._samples import Encoded, Sample
+from forge_data.formats._system_prompt import field_of_sample
 from forge_data.formats._weights import Margins
 from forge_data.linting._kind import kind_of, two_kinds
 from forge_data.linting._lost import REASONS, lost_to_length, reason_of, refused
@@ -122,6 +123,7 @@ class DataLint:
                     self._encoder.vocabulary,
                     media=self._options.media,
                     directory=source.directory,
+                    system_prompt=self._options.system_prompt,
                 )
             except ForgeDataError as error:
                 self._known.append(self._refused(where, error))
@@ -140,7 +142,7 @@ class DataLint:
             elif is_empty(sample):
                 self._known.append(found("no_trained_token", where, "", "the document is empty"))
             else:
-                self._pending.append(_Row(where, fields, sample, format_named(name).field_of))
+                self._pending.append(_Row(where, fields, sample, field_of_sample(sample, format_named(name).field_of)))
 
     def _refuse(self, where: Where, error: ForgeDataError) -> None:
         self.rows += 1

@@ -21,6 +21,7 @@ from forge_data.findings._rules import SET_RULES, Where
 from forge_data.formats._documents import is_empty
 from forge_data.formats._registry import convert, detect, format_named
 from forge_data.formats._samples import Encoded, Sample, Tokens
+from forge_data.formats._system_prompt import field_of_sample, system_form
 from forge_data.linting._kind import kind_of
 from forge_data.linting._lost import reason_of, refused
 from forge_data.linting._row import RowLint
@@ -208,8 +209,16 @@ class Processor:
         if counts and not builder.see_format(name, record.place):
             return None
         vocabulary = self._encoder.vocabulary if self._encoder is not None else None
-        media = self._job.options.media
-        sample = convert(name, record.place, record.fields, vocabulary, media=media, directory=directory)
+        options = self._job.options
+        sample = convert(
+            name,
+            record.place,
+            record.fields,
+            vocabulary,
+            media=options.media,
+            directory=directory,
+            system_prompt=options.system_prompt,
+        )
         if not counts and not builder.see_format(name, record.place):
             return None
         return _Row(record, name, sample) if builder.see_kind(kind_of(sample), record.place) else None
@@ -252,9 +261,11 @@ class Processor:
                 builder.leave_out(record.row, reason, error)
                 return
             fitted = Fitted((), reason, {reason: sum(map(len, made.examples))})
-        findings = (
-            [] if self._lint is None else self._lint.check(where, record.fields, sample, made, format_named(name).field_of)
-        )
+        field_of = format_named(name).field_of
+        if self._job.options.system_prompt is not None:
+            field_of = field_of_sample(sample, field_of)
+            made = attrs.evolve(made, forms=made.forms | system_form(sample))
+        findings = [] if self._lint is None else self._lint.check(where, record.fields, sample, made, field_of)
         if self._job.options.on_bad_row == "skip" and fitted.reason is None:
             # What would stop the run after all rows were tokenised is left out as any other bad row.
             empty = next((each for each in findings if each.rule == _EMPTY and each.severity == STOP), None)

@@ -17,6 +17,7 @@ from forge_data._shard import Shard
 from forge_data._values import counted
 from forge_data.chat_template._asked import SWITCHES, as_form
 from forge_data.formats._registry import check_name
+from forge_data.formats._system_prompt import ADDED, OWN
 from forge_data.linting._lint import store_findings
 from forge_data.masking._conversation import AS_HISTORY
 from forge_data.preparing._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
@@ -53,6 +54,7 @@ def prepare(
     turns: str = "auto",
     chat_template: str | os.PathLike[str] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    system_prompt: str | None = None,
     turn_end: str | None = None,
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
@@ -90,6 +92,8 @@ def prepare(
             tokenizer has it.
         chat_template_kwargs: arguments of the chat template for rows that do not give them. They are defaults of the template
             that the store's tokenizer has.
+        system_prompt: first message, of the role system, of conversations that have no system message: a text, or `file:PATH`
+            of one. Text and token ids stay as they are.
         turn_end: token that ends a learned turn for which the template writes no end. By default one of the model's EOS list
             (generation_config.json or config.json beside the tokenizer) with which the next message begins.
         max_seq_len: longest sample in tokens; no limit by default.
@@ -124,6 +128,7 @@ def prepare(
         turns=turns,
         chat_template=chat_template,
         chat_template_kwargs=chat_template_kwargs,
+        system_prompt=system_prompt,
         turn_end=turn_end,
         max_seq_len=max_seq_len,
         on_overflow=on_overflow,
@@ -180,6 +185,12 @@ def build(
                 f"`turn_end` ({job.options.turn_end!r}) has no effect: no learned turn of these rows lacks an end, since their "
                 "chat template writes one, or none of them is a conversation; leave it out"
             )
+        if (
+            job.options.system_prompt is not None
+            and shard is None
+            and not any(form in accounting.forms for form in (ADDED, OWN))
+        ):
+            raise no_conversation(sources)
         manifest = writer.finish(
             outcome.first[0] if outcome.first else None,
             outcome.files(sources),
@@ -212,6 +223,14 @@ def build(
             counted(accounting.forms[AS_HISTORY], "rows"),
         )
     return TokenStore.open(directory)
+
+
+def no_conversation(sources: Sequence[Source]) -> DataError:
+    """Return the error of `system_prompt` for rows of which none is a conversation."""
+    return DataError(
+        f"`system_prompt` has no effect: {sources[0].path} and all other rows are text or token ids, and only a conversation "
+        "has a system message; make the rows messages, or leave it out"
+    )
 
 
 def known_part(sources: list[Source], shard: Shard, inputs: str | None) -> tuple[list[Source], Shard]:

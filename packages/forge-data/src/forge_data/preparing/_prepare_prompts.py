@@ -20,10 +20,11 @@ from forge_data._settings import MAX_BAD_ROWS
 from forge_data._shard import Shard
 from forge_data.findings._rules import Where
 from forge_data.formats._samples import Chat
+from forge_data.formats._system_prompt import system_form
 from forge_data.formats.questions._prompts import Question, question, with_lengths, with_text
 from forge_data.linting._lost import reason_of, refused
 from forge_data.preparing._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
-from forge_data.preparing._prepare import check_whole, checked_directory, known_part, reusable
+from forge_data.preparing._prepare import check_whole, checked_directory, known_part, no_conversation, reusable
 from forge_data.reading._preprocess import load_preprocess
 from forge_data.reading._record import Record
 from forge_data.reading._row_changes import RowChanges
@@ -70,6 +71,7 @@ def prepare_prompts(
     on_overflow: str = "drop",
     chat_template: str | os.PathLike[str] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    system_prompt: str | None = None,
     media: bool = False,
     seed: int = 0,
     shard: str | None = None,
@@ -98,6 +100,7 @@ def prepare_prompts(
         on_overflow: what becomes of a row with a longer one: `drop` (left out and counted) or `error`.
         chat_template: a file of a chat template, or the name of one of the tokenizer's, in place of its own.
         chat_template_kwargs: arguments of the chat template for rows that do not give them.
+        system_prompt: first message, of the role system, of messages that have none; a prompt that is text stays as it is.
         media: whether messages may have images, as `forge grpo` trains with them; a row with one is refused otherwise.
         seed: seed of `store.split` where it is given no other.
         shard: "3/16" prepares the third of sixteen equal parts of all rows, as `prepare` does; `merge` joins them.
@@ -113,6 +116,7 @@ def prepare_prompts(
         on_overflow=on_overflow,
         chat_template=chat_template,
         chat_template_kwargs=chat_template_kwargs,
+        system_prompt=system_prompt,
         rename_columns=rename_columns,
         on_bad_row=on_bad_row,
         max_bad_rows=max_bad_rows,
@@ -158,6 +162,8 @@ def prepare_questions(
         try:
             for number, source in enumerate(sources):
                 of_source = partial(read, media=True, directory=source.directory) if options.media else read
+                if not isinstance(options, PairOptions) and options.system_prompt is not None:
+                    of_source = partial(of_source, system_prompt=options.system_prompt)
                 for rows in _batches(source, changes, columns, options, of_source):
                     prompts.add(number, rows)
         except ForgeDataError as error:
@@ -177,6 +183,8 @@ def prepare_questions(
             limit = "max_prompt_len" if isinstance(options, PromptOptions) else "max_seq_len"
             needs = f"raise {limit}" if too_long and accounting.dropped else _NEEDS[type(options)]
             raise DataError(f"{paths}: no prompt is left: {accounting}; {needs}")
+        if not isinstance(options, PairOptions) and options.system_prompt and part is None and not accounting.forms:
+            raise no_conversation(sources)
         settings = {"tokenizer": loaded.name_or_path, **attrs.asdict(options)}
         settings |= {"preprocess": function.name if function is not None else None, "seed": seed}
         manifest = writer.finish(
@@ -231,6 +239,7 @@ class _PromptWriter:
         self._dropped: Counter[str] = Counter()
         self._lost: Counter[str] = Counter()
         self._prompts: Counter[int] = Counter()
+        self._forms: Counter[str] = Counter()
 
     def add(self, source: int, rows: list[_Row]) -> None:
         """Tokenise rows of one source, and write those that stay."""
@@ -270,6 +279,8 @@ class _PromptWriter:
                 self._lost[TRUNCATED] += number - len(ids)
                 record = record if made.written is None else with_text(record, made.written)
                 kept.append(_Kept(row, ids, record, media))
+                if not isinstance(self._options, PairOptions) and self._options.system_prompt is not None:
+                    self._forms.update(system_form(asked.prompt) if isinstance(asked.prompt, Chat) else ())
             else:
                 dropped.append(Dropped(row, reason, number))
                 self._lost[reason] += number
@@ -279,7 +290,9 @@ class _PromptWriter:
         """Make the accounting, which checks that its numbers add up."""
         writer, lost = self._writer, {reason: count for reason, count in self._lost.items() if count}
         read = self._read.total()
-        return Accounting(read, writer.samples, self._dropped, writer.samples, self._tokens_read, writer.tokens, lost)
+        return Accounting(
+            read, writer.samples, self._dropped, writer.samples, self._tokens_read, writer.tokens, lost, self._forms
+        )
 
     def check_bad_rows(self) -> None:
         """Refuse more bad rows than may be left out.

@@ -58,6 +58,7 @@ def prepare_taught(
     turns: str = "auto",
     chat_template: str | os.PathLike[str] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    system_prompt: str | None = None,
     turn_end: str | None = None,
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
@@ -86,6 +87,7 @@ def prepare_taught(
         turns: as in `prepare`.
         chat_template: of the student; the teacher has its own.
         chat_template_kwargs: as in `prepare`, of both templates.
+        system_prompt: as in `prepare`, in both templates.
         turn_end: of the student.
         max_seq_len: most tokens of a sample, for the student and for the teacher; no limit by default.
         on_overflow: as in `prepare`; `split` is refused.
@@ -105,6 +107,7 @@ def prepare_taught(
     """
     options: dict[str, Any] = {
         "format": format, "train_on": train_on, "turns": turns, "chat_template_kwargs": chat_template_kwargs,
+        "system_prompt": system_prompt,
         "max_seq_len": max_seq_len, "on_overflow": on_overflow, "on_bad_pair": "error", "rename_columns": rename_columns,
         "on_bad_row": on_bad_row, "max_bad_rows": max_bad_rows, "max_samples": max_samples, "media": False,
     }  # fmt: skip

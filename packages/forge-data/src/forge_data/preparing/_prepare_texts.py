@@ -30,6 +30,7 @@ def prepare_labelled(
     on_overflow: str = "drop",
     chat_template: str | os.PathLike[str] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    system_prompt: str | None = None,
     media: bool = False,
     as_messages: bool = False,
     generation_prompt: bool = False,
@@ -55,6 +56,7 @@ def prepare_labelled(
         on_overflow: what becomes of a longer one: `drop` (left out and counted), `truncate` (its first tokens stay) or `error`.
         chat_template: as for `prepare_prompts`.
         chat_template_kwargs: as for `prepare_prompts`.
+        system_prompt: as for `prepare_prompts`.
         media: whether rows may have images, in their messages or in columns, as `forge classify` trains with them. A text
             beside such a column is the user's message, and a row with such a column needs none.
         as_messages: whether every text is the user's message.
@@ -73,6 +75,7 @@ def prepare_labelled(
         on_overflow=on_overflow,
         chat_template=chat_template,
         chat_template_kwargs=chat_template_kwargs,
+        system_prompt=system_prompt,
         rename_columns=rename_columns,
         on_bad_row=on_bad_row,
         max_bad_rows=max_bad_rows,

@@ -34,6 +34,7 @@ def tokenize(
     turns: str = "auto",
     chat_template: str | os.PathLike[str] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    system_prompt: str | None = None,
     turn_end: str | None = None,
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
@@ -54,7 +55,10 @@ def tokenize(
     """
     if not isinstance(row, Mapping):
         raise DataError(f"row is {describe(row)}; it must be one row, a mapping of its fields; prepare takes many rows")
-    if chat_template is chat_template_kwargs is preprocess is rename_columns is None and format in (AUTO, _MESSAGES):
+    if chat_template is chat_template_kwargs is system_prompt is preprocess is rename_columns is None and format in (
+        AUTO,
+        _MESSAGES,
+    ):
         example = _known(row, tokenizer, format, (train_on, turns, turn_end))
         if example is not None and _fits(example, max_seq_len, on_overflow):
             return example
@@ -64,6 +68,7 @@ def tokenize(
         turns=turns,
         chat_template=chat_template,
         chat_template_kwargs=chat_template_kwargs,
+        system_prompt=system_prompt,
         turn_end=turn_end,
         max_seq_len=max_seq_len,
         on_overflow=on_overflow,
@@ -81,7 +86,15 @@ def tokenize(
     changes.check(columns)
     (fields,) = made
     name = detect(_PLACE, fields) if options.format == AUTO else options.format
-    sample = convert(name, _PLACE, fields, encoder.vocabulary, media=media, directory=os.getcwd())
+    sample = convert(
+        name,
+        _PLACE,
+        fields,
+        encoder.vocabulary,
+        media=media,
+        directory=os.getcwd(),
+        system_prompt=options.system_prompt,
+    )
     (encoded,) = encoder.encode([sample])
     if encoded.pair:
         raise DataError(

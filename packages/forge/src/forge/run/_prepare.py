@@ -41,7 +41,7 @@ from forge.saving._full_state import OPENED, ended_for_good, finished_error, ref
 from forge.saving._inputs import Inputs
 from forge.saving._room import room_of
 from forge.tasks._answers import read_prompts
-from forge.tasks._lint_check import warn_of_plain_text, warn_of_system_message
+from forge.tasks._lint_check import check_system_prompt, warn_of_plain_text, warn_of_system_message
 from forge.tasks._task import Task
 from forge.tasks.items._items import Items
 
@@ -425,6 +425,7 @@ def _tokenize(task: Task, s: Any, rows: Rows, setting: str, tokenizer: Any, dire
     )
     if setting != "data_path":
         return s
+    check_system_prompt(s, account)
     if task.model_task(s) == "causal":
         warn_of_plain_text(tokenizer, getattr(s.data, "chat_template", None), store, report)
         warn_of_system_message(read_prompts(task, s), store, report)

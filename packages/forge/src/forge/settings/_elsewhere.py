@@ -30,6 +30,7 @@ RENAMED = {
         "num_proc": "dataset_num_proc dataset_processes preprocessing_num_workers data_process_num_cpu_procs",
         "max_seq_len": "max_length max_seq_length sequence_len cutoff_len max_len",
         "chat_template": "chat_template_path chat_template_jinja chat_tmpl_path",
+        "system_prompt": "default_system default_system_message new_system_prompt system",
         "num_epochs": "num_train_epochs max_epochs epochs total_epochs num_episodes",
         "effective_batch_size": "batch_size train_batch_size prompt_batch_size rollout_batch_size",
         "max_tokens_per_gpu": "max_batch_len ppo_max_token_len_per_gpu",
@@ -265,8 +266,6 @@ TOLD = {
             pad_to_sequence_len packed padding_free neat_packing packing_strategy pad_to_multiple_of packing_samples
             packing_length use_remove_padding""",
         "the tokenizer's own template, a name (chatml) or file: chat_template": "template use_legacy_tmpl",
-        "rows carry their system message, a message of the role system: preprocess can add one": """default_system
-            default_system_message new_system_prompt system""",
         "an argument of the template: chat_template_kwargs={'enable_thinking': false}": "enable_thinking",
         "choose attention: auto (the default), documents, flash3, flash4, sdpa, eager": """flash_attention sdp_attention
             xformers_attention

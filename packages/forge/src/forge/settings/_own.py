@@ -40,7 +40,7 @@ OWN = {
             sampler_timeout tis_above tis_cap max_sampler_gap""",
         "sft, osft, dpo, orpo, simpo, kto and reward": "normalize",
         "sft, dpo and all others but pretrain": "on_overflow",
-        "sft, dpo and all others but pretrain and embed": "chat_template chat_template_kwargs",
+        "sft, dpo and all others but pretrain and embed": "chat_template chat_template_kwargs system_prompt",
         "sft, dpo and all others but pretrain, sdft, ppo, grpo and rloo": "max_seq_len",
         "sft and all others but pretrain, sdft, classify, embed, ppo, grpo and rloo": "train_on turns turn_end data_format",
         "sft, dpo and all others but sdft, classify, embed, ppo, grpo and rloo": "num_proc lint",

@@ -32,6 +32,8 @@ class _Side:
         self._media: list[forge_data.Media] = []
 
     def forget(self, system: str | None) -> None:
+        """Begin anew with a system message: the run's own for None, none for an empty one."""
+        system = self._model.system(None) if system is None else system
         self._history = [{"role": "system", "content": system}] if system else []
         self._media = []
 
@@ -92,7 +94,8 @@ def chat(
     Args:
         model_path: A model directory, an adapter directory, a run directory (its last export), or a hub name.
         beside: A second model, such as the base, that answers each line too, in a conversation of its own.
-        system: A system message before the conversation.
+        system: A system message before the conversation. By default the `system_prompt` of each model's run, if it has one; ""
+            for none.
         max_new_tokens: Stop an answer after so many tokens.
         temperature: 0 always takes the likeliest token; a higher one samples more freely.
         stop: Texts at which an answer ends.
@@ -170,7 +173,7 @@ def _converse(sides: list[_Side], system: str | None, sampling: Sampling) -> Non
             continue
         if command in ("/reset", "/system"):
             media = []
-            system = (rest.strip() or None) if command == "/system" else system
+            system = rest.strip() if command == "/system" else system
             for side in sides:
                 side.forget(system)
             print("the conversation begins anew" + (f", with the system message {system!r}" if system else ""), file=sys.stderr)

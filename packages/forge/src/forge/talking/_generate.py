@@ -9,6 +9,7 @@ from pathlib import Path
 
 from forge._errors import SettingsError
 from forge.talking._model import AnsweringModel, Kind, Sampling, check_medium, find_model, with_media
+from forge.tasks._system_message import with_system_prompt
 
 
 def generate(
@@ -34,7 +35,8 @@ def generate(
         audio: Audio clips that it asks about, heard where it has `<audio>`, or before its text, as images are shown.
         max_new_tokens: Stop after so many tokens.
         temperature: 0 always takes the likeliest token; a higher one samples more freely.
-        system: A system message before the prompt; needs a chat template.
+        system: A system message before the prompt; needs a chat template. By default the run's `system_prompt`, if it has one;
+            "" for none.
         seed: Seed of the sampling.
 
     Returns:
@@ -57,13 +59,12 @@ def generate(
     model = AnsweringModel(model_path, seed=seed)
     print(model.about, file=sys.stderr)
     if not model.converses:
-        if system is not None:
+        if system:
             raise SettingsError("system has no effect here: this tokenizer has no chat template.")
         return model.answer([asked], sampling, media=media)
     if (said := model.about_system(system)) is not None:
         print(said, file=sys.stderr)
-    first = [{"role": "system", "content": system}] if system is not None else []
-    return model.answer([*first, asked], sampling, media=media)
+    return model.answer(with_system_prompt([asked], model.system(system)), sampling, media=media)
 
 
 def check_text(prompt: str, system: str | None, *, alone: bool = True) -> None:

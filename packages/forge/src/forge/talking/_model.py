@@ -188,17 +188,25 @@ class AnsweringModel:
         self.about: str = f"{directory}: {_template(self._tokenizer.chat_template, model_path)}"
         """Which chat template and which thinking mode answers are asked with, in words."""
         self._data = Path(directory).expanduser().absolute().parent.parent / "data" / "train"
+        self._system_prompt = run_system_prompt(directory)
+
+    def system(self, given: str | None) -> str | None:
+        """Return the system message to ask with: the one given, none for "", or the run's own."""
+        return self._system_prompt if given is None else given or None
 
     def about_system(self, system: str | None) -> str | None:
-        """Say that the system message of all training rows is not asked with.
+        """Say whose system message is asked with, or that the training rows' is not.
 
-        None where it is, or where the rows share none or are not there.
+        None where it is the one given, or where the rows share none or are not there.
         """
+        if system is None and self._system_prompt is not None and self.converses:
+            shown = shlex.quote(printable(self._system_prompt, keep="\n"))
+            return f"asked with the run's system_prompt {shown}; without it: --system ''"
         try:
             trained = shared_system(forge_data.TokenStore.open(self._data), self._tokenizer)
         except forge_data.ForgeDataError:
             return None  # the model of no run, or its rows are away, or prompts
-        if trained is None or trained == system:
+        if trained is None or trained == self.system(system):
             return None
         option = shlex.quote(printable(trained, keep="\n"))
         return f"asked without the system message of the training rows; with it: --system {option}"
@@ -365,6 +373,18 @@ def _streamer(tokenizer: Any, shown: Callable[[str], None], stop: Sequence[str])
                 shown(piece)
 
     return Shown(tokenizer, skip_prompt=True, skip_special_tokens=True)
+
+
+def run_system_prompt(directory: str | Path) -> str | None:
+    """Return the `system_prompt` of the run that exported a directory; None without one."""
+    run = Path(directory).expanduser().absolute().parent.parent
+    if not Path(directory).expanduser().is_dir() or not (run / "config.yaml").is_file():
+        return None
+    try:
+        found = run_values(run).get("system_prompt")
+    except SettingsError:
+        return None  # another program's config.yaml, above a model of no run
+    return found if isinstance(found, str) else None
 
 
 def _template(template: Any, model_path: str | Path) -> str:

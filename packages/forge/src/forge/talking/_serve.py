@@ -11,20 +11,23 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from forge._errors import SettingsError
-from forge.talking._model import find_model
+from forge._printable import printable
+from forge.talking._model import find_model, run_system_prompt
 from forge.talking._transformers_server import names_of
 
 _LAST_SECONDS = 3.0
 _NEEDED = ("fastapi", "uvicorn", "openai", "pydantic", "typer")
 
 
-def serve(model_path: str | Path, *, host: str = "127.0.0.1", port: int = 8000) -> int:
+def serve(model_path: str | Path, *, host: str = "127.0.0.1", port: int = 8000, system: str | None = None) -> int:
     """Serve a model over HTTP as OpenAI's interface has it, with `transformers serve`.
 
     Args:
         model_path: A model directory, a run directory (its last export), or a hub name.
         host: Address to listen on; by default this machine alone can reach it.
         port: Port to listen on.
+        system: A system message of conversations that have none. By default the run's `system_prompt`, if it has one; "" for
+            none.
 
     Returns:
         The exit status of the server, once it is stopped (Ctrl-C).
@@ -38,6 +41,8 @@ def serve(model_path: str | Path, *, host: str = "127.0.0.1", port: int = 8000) 
     if not 0 < port < 65536:
         raise SettingsError(f"port must be from 1 to 65535, not {port}.")
     directory = find_model(model_path)
+    own = run_system_prompt(directory) if system is None else None
+    asked_with = own or system or ""
     if Path(directory).is_dir():
         directory = str(Path(directory).expanduser().resolve())
     if (Path(directory) / "adapter_config.json").is_file():
@@ -56,9 +61,15 @@ def serve(model_path: str | Path, *, host: str = "127.0.0.1", port: int = 8000) 
     given = str(model_path)
     name = names_of(directory, given)[-1]
     print(f"http://{shown}:{port}/v1/chat/completions, model {name!r}; Ctrl-C ends it", file=sys.stderr)
+    if own is not None:
+        shown = shlex.quote(printable(own, keep="\n"))
+        print(
+            f"conversations without a system message are given the run's system_prompt {shown}; not so: --system ''",
+            file=sys.stderr,
+        )
     environ = {**os.environ, "HF_HUB_DISABLE_UPDATE_CHECK": "1"}  # nobody asked it to ask the network
     program = "forge.talking._transformers_server"
-    server = subprocess.Popen([sys.executable, "-m", program, given, *command], env=environ)  # noqa: S603 - no shell, fixed words
+    server = subprocess.Popen([sys.executable, "-m", program, given, asked_with, *command], env=environ)  # noqa: S603 - no shell, fixed words
     try:
         return server.wait()
     except KeyboardInterrupt:

@@ -18,6 +18,7 @@ from forge.talking._request_fields import Drawing, read_fields
 from forge.talking._requests import BadRequest, as_row, check_messages
 from forge.talking._served_answers import error_of, served_events, without_stops
 from forge.talking._served_generation import Asking, draw_as_asked, end_at_once
+from forge.tasks._system_message import with_system_prompt
 
 _CLOSED = ("/reset", "/load_model")
 """Routes that would unload the model for everybody, or load another one."""
@@ -144,12 +145,13 @@ def _arguments(model: Any, processor: Any, conversation: Any, **given: Any) -> A
     return BatchFeature(made | {"attention_mask": ids.new_ones(ids.shape)})
 
 
-def refuse_bad_requests(names: tuple[str, ...] = ()) -> None:
+def refuse_bad_requests(names: tuple[str, ...] = (), system: str | None = None) -> None:
     """Let this process answer what it cannot read by status 400 and OpenAI's error object.
 
     Args:
         names: those of the model, the one that transformers' server knows first; a request with another is refused. ():
             transformers' server decides.
+        system: first message of conversations that have no system message.
     """
     from transformers.cli.serving import server
     from transformers.cli.serving.chat_completion import ChatCompletionHandler
@@ -168,6 +170,7 @@ def refuse_bad_requests(names: tuple[str, ...] = ()) -> None:
 
     def checked(messages: Any, modality: Any) -> Any:
         check_messages(messages, str(getattr(modality, "value", modality)), hear)
+        messages = with_system_prompt(messages, system)
         Asking.now().messages = messages
         return read(messages, modality)
 
@@ -267,9 +270,9 @@ def _say_errors(app: Any) -> None:
 
 
 if __name__ == "__main__":
-    given = sys.argv.pop(1)
+    given, system = sys.argv.pop(1), sys.argv.pop(1)
     list_only(sys.argv[2])
-    refuse_bad_requests(names_of(sys.argv[2], given))
+    refuse_bad_requests(names_of(sys.argv[2], given), system or None)
     end_at_once()
     # The command of the very transformers that is installed beside this package, wherever its scripts are.
     (script,) = entry_points(group="console_scripts", name="transformers")

@@ -20,6 +20,7 @@ from forge._disk import writing
 from forge._errors import SettingsError
 from forge.tasks._media import media_inputs
 from forge.tasks._rollouts import sampler_of
+from forge.tasks._system_message import with_system_prompt
 from forge.tasks._task import Run, Task
 from forge.tasks.items._items import VIRTUAL
 
@@ -60,7 +61,7 @@ class Prompt(NamedTuple):
 
 
 def read_prompts(task: Task, s: Any) -> list[Asked]:
-    """Read the prompts of `eval_prompts`: texts, and those of files.
+    """Read the prompts of `eval_prompts`, texts and files, and put `system_prompt` before them.
 
     Raises:
         SettingsError: a file cannot be read or holds something else, or the verb trains no model that writes text; or a medium
@@ -75,6 +76,7 @@ def read_prompts(task: Task, s: Any) -> list[Asked]:
             "embedding model. Leave it out."
         )
     found: list[Asked] = []
+    system_prompt = getattr(s.data, "system_prompt", None)
     for each in given:
         if not each.strip():
             raise SettingsError("eval_prompts holds an empty prompt. Leave it out.")
@@ -86,7 +88,7 @@ def read_prompts(task: Task, s: Any) -> list[Asked]:
             raise SettingsError(f"eval_prompts {asked.where}: is not UTF-8: {error.reason}.") from error
         if asked.media:
             _check_media(task, s, asked)
-    return found
+    return [asked._replace(prompt=with_system_prompt(asked.prompt, system_prompt)) for asked in found]
 
 
 def _check_media(task: Task, s: Any, asked: Asked) -> None:

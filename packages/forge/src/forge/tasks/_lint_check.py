@@ -77,6 +77,21 @@ def _is_plain(sample: forge_data.TokenizedExample) -> bool:
     return set(sample.roles) <= _PLAIN_TEXT and "prompt" in sample.roles
 
 
+def check_system_prompt(s: Any, account: forge_data.Accounting) -> None:
+    """Refuse a system_prompt that no training row is given.
+
+    Raises:
+        SettingsError: every row has a system message of its own.
+
+    """
+    given = getattr(s.data, "system_prompt", None)
+    if given is not None and account.forms and not account.forms.get("with_system_prompt"):
+        raise SettingsError(
+            "system_prompt has no effect: every row has a system message of its own, which it keeps, and the model would be "
+            "asked with one that it was not trained with. Leave it out, or take the rows' own out with preprocess."
+        )
+
+
 def warn_of_system_message(prompts: Sequence[Asked], store: Any, report: Reporter) -> None:
     """Say that prompts of `eval_prompts` lack the system message that all rows have."""
     bare = [each for each in prompts if isinstance(each.prompt, str) or each.prompt[0]["role"] != "system"]

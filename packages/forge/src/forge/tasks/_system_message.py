@@ -1,7 +1,8 @@
-"""Token store of the training rows → the system message that all of them share, if any."""
+"""System message of training rows: that of their store, and `system_prompt` before prompts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,23 @@ import forge_data
 _LOOKED_AT = 100
 _SYSTEM, _USER = "forge-system-message", "forge-user-message"
 """Texts that a template is rendered with to see what it writes around a system message."""
+
+
+def with_system_prompt(prompt: Any, text: str | None) -> Any:
+    """Put `system_prompt` before a prompt, text or messages, without a system message.
+
+    >>> with_system_prompt("Which fruit?", "Be brief.")
+    [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Which fruit?'}]
+    """
+    if text is None or (not isinstance(prompt, str) and has_system_message(prompt)):
+        return prompt
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return [{"role": "system", "content": text}, *asked]
+
+
+def has_system_message(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether messages have one of the system, or of OpenAI's developer."""
+    return any(message.get("role") in ("system", "developer") for message in messages)
 
 
 def shared_beginning(store: forge_data.TokenStore) -> Any | None:

@@ -207,6 +207,7 @@ class Task(ABC):
             turns=s.data.turns,
             chat_template=s.data.chat_template,
             chat_template_kwargs=s.data.chat_template_kwargs,
+            system_prompt=s.data.system_prompt,
             turn_end=s.data.turn_end,
             max_seq_len=s.data.max_seq_len,
             on_overflow=s.data.on_overflow,

@@ -64,6 +64,7 @@ class Classify(Task):
             on_overflow=s.data.on_overflow,
             chat_template=s.data.chat_template,
             chat_template_kwargs=s.data.chat_template_kwargs,
+            system_prompt=s.data.system_prompt,
             media=True,
             **more,
         )

@@ -84,6 +84,7 @@ class Distill(SFT):
             turns=d.turns,
             chat_template=d.chat_template,
             chat_template_kwargs=d.chat_template_kwargs,
+            system_prompt=d.system_prompt,
             turn_end=d.turn_end,
             max_seq_len=d.max_seq_len,
             on_overflow=d.on_overflow,

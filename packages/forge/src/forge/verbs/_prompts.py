@@ -39,6 +39,7 @@ class PromptTask(Task):
             on_overflow=s.data.on_overflow,
             chat_template=s.data.chat_template,
             chat_template_kwargs=s.data.chat_template_kwargs,
+            system_prompt=s.data.system_prompt,
             media=self.media,
             **more,
         )

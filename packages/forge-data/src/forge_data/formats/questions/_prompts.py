@@ -16,6 +16,7 @@ from forge_data.formats._messages import MEDIA_ELSEWHERE, checked_messages
 from forge_data.formats._ms_swift import messages_of
 from forge_data.formats._prompt_completion import text_with_media
 from forge_data.formats._samples import Chat, Text
+from forge_data.formats._system_prompt import with_system_prompt
 from forge_data.formats._tool_calls import with_call_turns
 from forge_data.formats._unread import is_empty, leaves_out_system
 
@@ -56,7 +57,14 @@ def with_text(record: bytes, text: str) -> bytes:
     return json.dumps({**json.loads(record), "text": text}, separators=(",", ":")).encode("ascii")
 
 
-def question(place: str, fields: Mapping[str, Any], *, media: bool = False, directory: str | None = None) -> Question:
+def question(
+    place: str,
+    fields: Mapping[str, Any],
+    *,
+    media: bool = False,
+    directory: str | None = None,
+    system_prompt: str | None = None,
+) -> Question:
     """Read a row with `prompt`, as text or messages, or `messages` that end before an answer.
 
     ms-swift's `query` (with `system` and `history`) is messages; its `response` is a further field.
@@ -66,6 +74,7 @@ def question(place: str, fields: Mapping[str, Any], *, media: bool = False, dire
         fields: its fields.
         media: whether the prompt may have images; those in columns of the row are no further fields of it.
         directory: where relative paths of images begin; None where the rows lie in no directory of this machine.
+        system_prompt: first message of messages that have no system message.
 
     Raises:
         DataError: neither or both of them, a conversation that ends with the assistant, a further field that is not JSON, or
@@ -111,6 +120,7 @@ def question(place: str, fields: Mapping[str, Any], *, media: bool = False, dire
             "ends where the assistant is to answer; take out what follows the last turn of the user"
         )
     made = chat(place, fields, turns, media=partial(_field_of, name) if media else None)
+    made = with_system_prompt(made, system_prompt)
     made = attrs.evolve(made, media=tuple(placed(place, medium, directory) for medium in made.media))
     return Question(made, record_of(place, made.messages, columns))
 

@@ -11,12 +11,20 @@ from forge_data._values import checked_text, describe, from_json, string
 from forge_data.formats._chat import MEDIA_FIELDS, chat
 from forge_data.formats._format import message_field
 from forge_data.formats._messages import checked_messages
+from forge_data.formats._samples import Chat
+from forge_data.formats._system_prompt import with_system_prompt
 from forge_data.formats._unread import is_empty
 from forge_data.formats.questions._prompts import Question, record_of, refuse_media, refuse_template_fields
 
 
 def labelled(
-    place: str, fields: Mapping[str, Any], *, media: bool = False, directory: str | None = None, as_messages: bool = False
+    place: str,
+    fields: Mapping[str, Any],
+    *,
+    media: bool = False,
+    directory: str | None = None,
+    as_messages: bool = False,
+    system_prompt: str | None = None,
 ) -> Question:
     """Read a row with `text` or `messages`, and `label` (one) or `labels` (any number of them).
 
@@ -27,6 +35,7 @@ def labelled(
             a row with such a column needs none.
         directory: where relative paths of images begin; None where the rows lie in no directory of this machine.
         as_messages: whether every text is the user's message.
+        system_prompt: first message of messages that have no system message.
 
     Raises:
         DataError: neither or both of two fields, or a label that is neither text nor a whole number.
@@ -52,13 +61,15 @@ def labelled(
         columns = {"labels": [_checked(place, f"labels[{at}]", each) for at, each in enumerate(labels)]}
         if twice := next((each for at, each in enumerate(columns["labels"]) if each in columns["labels"][:at]), None):
             raise DataError(f"{place}: field labels has {describe(twice)} twice; name each label once")
-    return _read(place, fields, columns, media=media, directory=directory, as_messages=as_messages)
+    found = _read(place, fields, media=media, directory=directory, as_messages=as_messages)
+    if isinstance(found, str):
+        return Question(found, record_of(place, found, columns))
+    found = with_system_prompt(found, system_prompt)
+    return Question(found, record_of(place, found.messages, columns))
 
 
-def _read(
-    place: str, fields: Mapping[str, Any], columns: dict[str, Any], *, media: bool, directory: str | None, as_messages: bool
-) -> Question:
-    """Read the text or the messages of a row, with these columns."""
+def _read(place: str, fields: Mapping[str, Any], *, media: bool, directory: str | None, as_messages: bool) -> str | Chat:
+    """Read the text or the messages of a row."""
     names = [name for name in ("text", "messages") if fields.get(name) is not None]
     pictured = media and any(not is_empty(fields.get(name)) for name in MEDIA_FIELDS)
     if len(names) != 1 and not (pictured and not names):
@@ -72,13 +83,12 @@ def _read(
         text = string(place, "text", fields["text"]) if names else ""
         refuse_template_fields(place, fields)
         if not pictured and (not as_messages or not text.strip()):
-            return Question(text, record_of(place, text, columns))
+            return text
         turns = checked_messages(place, "messages", [{"role": "user", "content": text}])
     else:
         turns = checked_messages(place, "messages", from_json(fields["messages"]), media=media)
     made = chat(place, fields, turns, media=_field_of if media else None)
-    made = attrs.evolve(made, media=tuple(placed(place, medium, directory) for medium in made.media))
-    return Question(made, record_of(place, made.messages, columns))
+    return attrs.evolve(made, media=tuple(placed(place, medium, directory) for medium in made.media))
 
 
 def _field_of(fields: Mapping[str, Any], index: int, part: str, _answer: str) -> str:

@@ -348,6 +348,12 @@ def _template(draft: Draft) -> None:
     if left.get("enable_thinking") is False and left.get("chat_template_kwargs") is None:
         del left["enable_thinking"]
         draft.found["chat_template_kwargs"] = {"enable_thinking": False}
+    if draft.library == "Axolotl" and left.get("default_system_message"):
+        draft.found["system_prompt"] = left.pop("default_system_message")
+        draft.lost.append(
+            "default_system_message: is system_prompt; Axolotl puts it into a template with the words 'You are a helpful "
+            "assistant.' alone, which its chatml has no more: leave system_prompt out to train as it did"
+        )
     draft.drop("chat_template", when=("tokenizer_default", "jinja"))
     key = "template" if draft.library in ("LLaMA-Factory", "ms-swift") else "chat_template"
     name = left.get(key)

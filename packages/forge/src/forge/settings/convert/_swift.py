@@ -321,13 +321,8 @@ def _learned(draft: Draft) -> None:
     left.pop("use_hf", None)
     system = left.pop("system", None)
     if system and verb not in ("pretrain", "embed"):
-        text = str(system).replace("\\n", "\n")
-        text = f"the text of {text}" if text.endswith(".txt") else text
-        row = f'{{**row, "system": row.get("system") or {text!r}}}'
-        how = f"in rows.py `def with_system(row): return {row}`, and preprocess: rows:with_system"
-        if verb in (*ONLINE, "classify"):
-            how = "a preprocess that makes it their first message"
-        draft.lost.append(f"system: {text!r}: rows carry their system message here; to put it into those that have none: {how}")
+        text = str(system)
+        draft.found["system_prompt"] = f"file:{text}" if text.endswith(".txt") else text.replace("\\n", "\n")
     thinks = left.pop("enable_thinking", None)  # read there where answers are sampled
     if isinstance(thinks, bool) and verb in ONLINE:
         draft.found["chat_template_kwargs"] = {"enable_thinking": thinks}

@@ -211,9 +211,7 @@ def _adapter(model: Mapping[str, Any], found: dict[str, object], lost: list[str]
 
 
 _OF_AN_ENTRY = {
-    **dict.fromkeys(
-        ("new_system_prompt", "prompt_template"), "rows carry their system message and prompt: make them with preprocess"
-    ),
+    "prompt_template": "rows carry their prompt: make it with preprocess",
     **dict.fromkeys(("conversation_column", "column"), "name the column in rename_columns, with messages or text"),
     "masking_strategy": "choose train_on",
     "image_dir": "paths of images begin in the folder of their file",
@@ -221,7 +219,7 @@ _OF_AN_ENTRY = {
 }
 """Key of a data set → what there is instead."""
 _READ_OF_AN_ENTRY = """_component_ source data_files split name subset train_on_input column_map packed split_across_pack
-    conversation_style""".split()
+    conversation_style new_system_prompt""".split()
 _AS_ANYWAY = {"conversation_column": ("messages", "conversations"), "column": ("text",)}
 """Key of a data set → values that ask for what is read here anyway."""
 
@@ -248,6 +246,11 @@ def _data(key: str, given: Any, setting: str, found: dict[str, object], lost: li
             for name, value in own.items()
             if name not in _READ_OF_AN_ENTRY and value not in (None, False, [], {}, *_AS_ANYWAY.get(name, ()))
         ]
+        if system := own.get("new_system_prompt"):
+            one = found.setdefault("system_prompt", system) == system
+            why = "it replaces the rows' own system messages there, which stay here: take them out with preprocess"
+            if not one or key != "dataset_val":
+                lost.append(f"{key}.new_system_prompt: {system!r}: {why if one else 'one system_prompt is that of all rows'}")
         if key == "dataset_val":
             continue
         if own.get("train_on_input", builder in _LEARN_PROMPTS):
