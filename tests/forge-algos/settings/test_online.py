@@ -79,7 +79,7 @@ def test_one_name_is_a_list_of_one():
         (GRPOSettings, {"min_p": -0.1}, "min_p"),
         (RLOOSettings, {"repetition_penalty": 0.0}, "repetition_penalty"),
         (GRPOSettings, {"clip": 1.0}, "clip must be"),
-        (GRPOSettings, {"reward": "nocolon"}, "'package.module:function', got 'nocolon'"),
+        (GRPOSettings, {"reward": "nocolon"}, "'file.py:function', got 'nocolon'"),
         (GRPOSettings, {"reward": ["a:f", "a:f"]}, "twice"),
         (
             GRPOSettings,

@@ -203,6 +203,15 @@ def test_chosen_by_name_alone():
         check_name("axolotl:alpaca_chats")
 
 
+def test_an_input_of_json():
+    """An input that looks like a list or an object is text, as any other; of choices alone a string is read as a list."""
+    for text in ('{"a": 1}', "[1, 2]"):
+        made = convert("axolotl:alpaca", "f:1", {"instruction": "a", "input": text, "output": "b"}, None)
+        assert f"### Input:\n{text}\n" in made.texts[0]
+    made = convert("axolotl:concisechoice", "f:1", ROW_OF_CHOICE | {"choices": '["a"]'}, None)
+    assert made == convert("axolotl:concisechoice", "f:1", ROW_OF_CHOICE, None)
+
+
 def test_solution_of_a_choice():
     """A row's `solution` is read before its `explanation`, as in Axolotl."""
     made = convert("axolotl:concisechoice", "f:1", ROW_OF_CHOICE | {"solution": "b"}, None)

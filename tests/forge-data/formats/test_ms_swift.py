@@ -187,6 +187,7 @@ def test_calls_are_learned_as_openais(with_template):
         ({"role": "tool_call", "content": "no json"}, r"messages\[1\].content is the string 'no json'; a tool_call is JSON"),
         ({"role": "tool_call", "content": "{}"}, r"messages\[1\].content.name"),
         ({"role": "tool_call", "content": json.dumps(CALL | {"more": 1})}, r"messages\[1\].content.more"),
+        ({"role": ["tool_call"], "content": "{}"}, r"messages\[1\].role is a list of 1"),
     ],
 )
 def test_calls_that_cannot_be_read(message, error):
@@ -268,6 +269,7 @@ def test_pairs_with_images():
         ({"messages": [USER, BOT], "rejected_response": [USER]}, "in which no user speaks"),
         ({"messages": [BOT], "rejected_response": "no"}, "do not begin alike"),
         ({"messages": [], "rejected_response": "no"}, "field messages is"),
+        ({"messages": [USER, BOT], "rejected_messages": ["no"], "system": "be brief"}, "is the string 'no'"),
         ({"messages": [USER, BOT], "rejected_messages": [{"role": "user", "content": "you"}, BOT]}, "do not begin alike"),
     ],
 )
@@ -319,3 +321,9 @@ def test_findings_name_the_file():
     assert pair(PAIRS["response"], 1, "content", "rejected") == "messages[1].content"
     assert pair(PAIRS["messages"], 2, "content", "rejected") == "rejected_messages[2].content"
     assert pair(PAIRS["query"], 2, "content", "chosen") == "response"
+
+
+def test_a_system_prompt_that_is_no_text():
+    """The error names the field of the file, not the message that is made of it."""
+    with pytest.raises(DataError, match="field system is int 3; it must be a string"):
+        read({"query": "hi", "response": "ho", "system": 3})

@@ -64,7 +64,12 @@ def test_verls_functions_of_a_batch_and_of_a_coroutine():
         await asyncio.sleep(0.001)
         return float(solution_str == ground_truth) + waiting
 
-    assert score(Reward(name="f", function=adapted(batch)), inputs(VERL)).tolist() == [1, 0, 1]
+    async def both(solution_strs, ground_truths):
+        await asyncio.sleep(0.001)
+        return batch(VERL["data_source"], solution_strs, ground_truths, VERL["extra_info"])
+
+    for function in (batch, both):
+        assert score(Reward(name="f", function=adapted(function)), inputs(VERL)).tolist() == [1, 0, 1]
     assert score(Reward(name="f", function=adapted(later)), inputs(VERL)).tolist() == [4, 3, 4]
 
 
@@ -111,6 +116,8 @@ def test_what_they_need_is_known_before_a_run(tmp_path, monkeypatch):
         "def reward_func(queries, prompts, labels): ...\n"
         "def other(answers): ...\n"
         "def ours(prompts, completions, solution_str, ground_truth): ...\n"
+        "def more(solution_str, ground_truth, tolerance, *, unit): ...\n"
+        "def by_place(queries, prompts, labels, /): ...\n"
     )
     monkeypatch.chdir(tmp_path)
     for name in ("compute_score", "reward_func", "ours"):
@@ -121,6 +128,10 @@ def test_what_they_need_is_known_before_a_run(tmp_path, monkeypatch):
     assert reads_of(load_reward("theirs.py:ours")) is None
     with pytest.raises(RewardError, match=r"takes \(answers\) .*or as verl \(solution_str, ground_truth\) and OpenRLHF"):
         check_reward("theirs.py:other")
+    with pytest.raises(RewardError, match="nothing is given as tolerance, unit: give a default there"):
+        check_reward("theirs.py:more")
+    with pytest.raises(RewardError, match="nothing is given as queries, prompts, labels"):
+        check_reward("theirs.py:by_place")
 
 
 def test_a_rollout_gives_texts_as_they_were_tokens():

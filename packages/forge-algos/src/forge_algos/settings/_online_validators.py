@@ -22,11 +22,13 @@ def as_tuple(value: Any) -> Any:
 def check_rewards(_instance: Any, field: Any, value: Any) -> None:
     """Refuse what is no list of names of functions."""
     if not isinstance(value, tuple) or not all(isinstance(name, str) for name in value):
-        raise TypeError(f"{field.name} must be a list of 'package.module:function', got {value!r}")
+        raise TypeError(f"{field.name} must be a list of 'package.module:function' or 'file.py:function', got {value!r}")
     for name in value:
         module, colon, function = name.partition(":")
         if not module or not colon or not function:
-            raise ValueError(f"{field.name} must name functions as 'package.module:function', got {name!r}")
+            raise ValueError(
+                f"{field.name} must name functions as 'package.module:function' or 'file.py:function', got {name!r}"
+            )
     if len(set(value)) != len(value):
         raise ValueError(f"{field.name} names a function twice: {value!r}; give it a larger weight instead")
 

@@ -209,9 +209,9 @@ def _filled(place: str, text: str, row: Fields) -> str:
 
 
 def _details(place: str, name: str, row: Fields) -> str:
-    value = from_json(row.get(name, ""))
-    if name == "choices" and isinstance(value, list):
-        return "\n".join(f'- "{string(place, f"choices[{at}]", each)}"' for at, each in enumerate(value))
+    value = row.get(name, "")
+    if name == "choices" and isinstance(choices := from_json(value), list):
+        return "\n".join(f'- "{string(place, f"choices[{at}]", each)}"' for at, each in enumerate(choices))
     return string(place, name, value)
 
 

@@ -11,7 +11,7 @@ from forge_data.formats._format import FieldOf, Fields, Format, message_field
 from forge_data.formats._messages import Turns, checked_messages, joined_parts, parts_of, text_of, text_part
 from forge_data.formats._rated import rated
 from forge_data.formats._samples import Chat, Message
-from forge_data.formats._tool_calls import TURNS, with_call_turns
+from forge_data.formats._tool_calls import with_call_turns
 from forge_data.formats._unread import is_empty
 
 TEMPLATE_FIELDS = ("tools", "documents", "chat_template_kwargs", "unmask")
@@ -213,8 +213,7 @@ def _field_of(fields: Fields, index: int, part: str, _answer: str) -> str:
 def messages_field(fields: Fields, name: str, index: int, part: str) -> str:
     """Name a part of a message in a list in which ms-swift's calls are messages."""
     value = from_json(fields.get(name))
-    turns = isinstance(value, list) and any(isinstance(each, dict) and each.get("role") in TURNS for each in value)
-    starts = with_call_turns("", name, value)[1] if turns else []
+    starts = with_call_turns("", name, value)[1]
     if index >= len(starts):
         return message_field(name, index, part)
     at = starts[index]

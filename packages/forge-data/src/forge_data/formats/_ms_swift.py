@@ -45,12 +45,11 @@ _KEPT = (*TEMPLATE_FIELDS, *MEDIA_FIELDS)
 def messages_of(place: str, fields: Fields) -> list[Any]:
     """Return the messages of a row, which are not checked yet; errors as `ms_swift`."""
     system = _named(fields, _SYSTEM)
-    said = [] if system is None else [{"role": "system", "content": fields[system]}]
+    said = [] if system is None else [{"role": "system", "content": string(place, system, fields[system])}]
     listed = next((name for name in _CONVERSATIONS if name in fields), None)
     if listed is not None:
         turns = _turns(place, listed, from_json(fields[listed]))
-        own = isinstance(turns[0], dict) and turns[0].get("role") == "system"
-        return turns if own else [*said, *turns]
+        return turns if _is_system(turns[0]) else [*said, *turns]
     response = _named(fields, _RESPONSE)
     if "instruction" in fields and "input" in fields:
         response = "output" if "output" in fields else response
@@ -86,9 +85,8 @@ def pair_of(place: str, fields: Fields) -> tuple[Fields, Fields, int | None]:
         other["tools"] = fields["rejected_tools"]
     if "rejected_messages" in fields:
         rejected = _turns(place, "rejected_messages", from_json(fields["rejected_messages"]))
-        system = chosen[0] if isinstance(chosen[0], dict) and chosen[0].get("role") == "system" else None
-        if system is not None and _named(fields, _SYSTEM) and rejected[0].get("role") != "system":
-            rejected = [system, *rejected]
+        if _named(fields, _SYSTEM) and _is_system(chosen[0]) and not _is_system(rejected[0]):
+            rejected = [chosen[0], *rejected]
         return {"messages": chosen, **kept}, {"messages": rejected, **other}, None
     roles = [each.get("role") if isinstance(each, dict) else None for each in chosen]
     before = max((at + 1 for at, role in enumerate(roles) if role in _LAST_ASKED), default=0)
@@ -102,6 +100,10 @@ def pair_of(place: str, fields: Fields) -> tuple[Fields, Fields, int | None]:
             "speaks"
         )
     return {"messages": chosen, **kept}, {"messages": [*chosen[:before], *answers], **other}, before
+
+
+def _is_system(message: object) -> bool:
+    return isinstance(message, dict) and message.get("role") == "system"
 
 
 def _asks(message: object) -> bool:
@@ -144,7 +146,7 @@ def field_of(fields: Fields, index: int, part: str, answer: str) -> str:
         return message_field("rejected_messages", index, part)
     value = from_json(fields[listed]) if listed is not None else None
     first = value[0] if isinstance(value, list) and value else None
-    if system is not None and not (isinstance(first, dict) and first.get("role") == "system"):
+    if system is not None and not _is_system(first):
         if index == 0:
             return system
         index -= 1

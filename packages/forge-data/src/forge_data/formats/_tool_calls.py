@@ -50,11 +50,11 @@ def with_call_turns(place: str, field: str, value: Any) -> tuple[Any, list[int]]
     Raises:
         DataError: a call that cannot be read; a turn of which the text is to be learned and the calls are not.
     """
-    if not isinstance(value, list) or not any(isinstance(each, dict) and each.get("role") in TURNS for each in value):
+    if not isinstance(value, list) or not any(_role(each) in TURNS for each in value):
         return value, []
-    made, starts, before = list[Any](), list[int](), None
+    made, starts, before = list[Any](), list[int](), ""
     for index, message in enumerate(value):
-        role = message.get("role") if isinstance(message, dict) else None
+        role = _role(message)
         if role == "tool_call":
             call = _turn_call(place, f"{field}[{index}].content", message.get("content"))
             if before not in ("assistant", "tool_call") or (before == "assistant" and made[-1].get("tool_calls")):
@@ -71,6 +71,12 @@ def with_call_turns(place: str, field: str, value: Any) -> tuple[Any, list[int]]
             starts.append(index)
         before = role
     return made, starts
+
+
+def _role(message: object) -> str:
+    """Return the role of a message; empty where it has none that is text."""
+    role = message.get("role") if isinstance(message, dict) else None
+    return role if isinstance(role, str) else ""
 
 
 def _learned(message: dict[str, Any]) -> dict[str, Any]:

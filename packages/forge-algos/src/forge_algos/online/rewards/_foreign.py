@@ -12,6 +12,11 @@ from typing import Any, NamedTuple
 
 Texts = Mapping[str, Sequence[str]]
 
+_ONE = ("data_source", "solution_str", "ground_truth", "extra_info")
+_BATCH = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+_TEXTS = ("queries", "prompts", "labels")
+"""Arguments that each kind is given, where it takes them."""
+
 SOLUTIONS, QUERIES, PROMPT_TEXTS = "solution_texts", "query_texts", "prompt_texts"
 """Texts that such functions read beside messages and fields: completions, prompts with completions, and prompts as they were
 asked, the last two with their special tokens."""
@@ -24,6 +29,8 @@ class Reads(NamedTuple):
     """Fields of the rows without which it cannot be called."""
     texts: tuple[str, ...]
     """Names of the texts above."""
+    lacking: tuple[str, ...] = ()
+    """Parameters without a default that it is not given, or not by name."""
 
 
 def reads_of(function: Any) -> Reads | None:
@@ -50,12 +57,25 @@ def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
     if {"prompts", "completions"} <= parameters.keys():
         return function
     if {"solution_str", "ground_truth"} <= parameters.keys():
-        return _marked(function, _verl(function, parameters), _fields(parameters, "data_source"), (SOLUTIONS,))
+        reads = Reads(_fields(parameters, "data_source"), (SOLUTIONS,), _lacking(parameters, _ONE))
+        return _marked(function, _verl(function, parameters), reads)
     if {"solution_strs", "ground_truths"} <= parameters.keys():
-        return _marked(function, _verl_batch(function, parameters), _fields(parameters, "data_sources"), (SOLUTIONS,))
+        reads = Reads(_fields(parameters, "data_sources"), (SOLUTIONS,), _lacking(parameters, _BATCH))
+        return _marked(function, _verl_batch(function, parameters), reads)
     if {"queries", "prompts"} <= parameters.keys():
-        return _marked(function, _openrlhf(function, parameters), frozenset(), (QUERIES, PROMPT_TEXTS))
+        reads = Reads(frozenset(), (QUERIES, PROMPT_TEXTS), _lacking(parameters, _TEXTS))
+        return _marked(function, _openrlhf(function, parameters), reads)
     return function
+
+
+def _lacking(parameters: Mapping[str, inspect.Parameter], given: Sequence[str]) -> tuple[str, ...]:
+    """Return the parameters that stay without a value where these are given by name."""
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(
+        name
+        for name, each in parameters.items()
+        if each.default is each.empty and (each.kind is each.POSITIONAL_ONLY or (each.kind in by_name and name not in given))
+    )
 
 
 def _fields(parameters: Mapping[str, inspect.Parameter], source: str) -> frozenset[str]:
@@ -64,10 +84,10 @@ def _fields(parameters: Mapping[str, inspect.Parameter], source: str) -> frozens
     return frozenset({"reward_model", *(["data_source"] if named else [])})
 
 
-def _marked(function: Callable[..., Any], call: Callable[..., Any], fields: frozenset[str], texts: tuple[str, ...]) -> Any:
+def _marked(function: Callable[..., Any], call: Callable[..., Any], reads: Reads) -> Any:
     """Give a call the name and file of the function that it calls, and say what it reads."""
     found: Any = functools.wraps(function)(call)
-    found.forge_reads = Reads(fields, texts)
+    found.forge_reads = reads
     return found
 
 
@@ -80,8 +100,7 @@ def _taken(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]
 def _verl(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Callable[..., Any]:
     def asked(completions: Sequence[Any], columns: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [
-            _taken(parameters, {"data_source": source, "solution_str": text, "ground_truth": truth, "extra_info": extra})
-            for source, text, truth, extra in zip(*_rows(completions, columns), strict=True)
+            _taken(parameters, dict(zip(_ONE, each, strict=True))) for each in zip(*_rows(completions, columns), strict=True)
         ]
 
     def call(prompts: Any, completions: Any, **columns: Any) -> list[Any]:  # noqa: ARG001 - verl gives no prompt
@@ -94,14 +113,16 @@ def _verl(function: Callable[..., Any], parameters: Mapping[str, inspect.Paramet
 
 
 def _verl_batch(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Callable[..., Any]:
-    names = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
+    def asked(completions: Sequence[Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+        return _taken(parameters, dict(zip(_BATCH, _rows(completions, columns), strict=True)))
 
     def call(prompts: Any, completions: Any, **columns: Any) -> list[Any]:  # noqa: ARG001 - verl gives no prompts
-        return [
-            _score(each) for each in function(**_taken(parameters, dict(zip(names, _rows(completions, columns), strict=True))))
-        ]
+        return [_score(each) for each in function(**asked(completions, columns))]
 
-    return call
+    async def wait(prompts: Any, completions: Any, **columns: Any) -> list[Any]:  # noqa: ARG001 - as above
+        return [_score(each) for each in await function(**asked(completions, columns))]
+
+    return wait if inspect.iscoroutinefunction(inspect.unwrap(function)) else call
 
 
 def _openrlhf(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Callable[..., Any]:
@@ -112,7 +133,7 @@ def _openrlhf(function: Callable[..., Any], parameters: Mapping[str, inspect.Par
                 raise ValueError("queries of conversations are known with backend=forge alone")
             texts, whole = list(prompts), [prompt + text_of(each) for prompt, each in zip(prompts, completions, strict=True)]
         labels = ["" if each is None else each for each in columns.get("label") or [None] * len(completions)]
-        return _taken(parameters, {"queries": whole, "prompts": texts, "labels": labels})
+        return _taken(parameters, dict(zip(_TEXTS, (whole, texts, labels), strict=True)))
 
     def values(found: Any) -> Any:
         return found["rewards"] if isinstance(found, Mapping) and "rewards" in found else found

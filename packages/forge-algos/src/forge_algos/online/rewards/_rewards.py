@@ -93,10 +93,16 @@ def check_reward(name: str) -> None:
     """Load a reward function, and check that it takes what it will be called with.
 
     Raises:
-        RewardError: as `load_reward`, or it does not take `prompts` and `completions` by name.
+        RewardError: as `load_reward`, or it does not take `prompts` and `completions` by name, or, of verl's and OpenRLHF's,
+            it takes more than these give.
     """
     function: Any = load_reward(name)
-    if reads_of(function) is not None:
+    if (reads := reads_of(function)) is not None:
+        if reads.lacking:
+            raise RewardError(
+                f"reward {name!r}: it takes {inspect.signature(function)}, and nothing is given as {', '.join(reads.lacking)}: "
+                "give a default there, and name the others without `/` before them"
+            )
         return
     try:
         signature = inspect.signature(function)
