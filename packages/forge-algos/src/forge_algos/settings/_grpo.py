@@ -1,4 +1,4 @@
-"""Settings of GRPO and of the methods that are one of its loss types or baselines. Reading them loads no torch."""
+"""Settings of GRPO, its loss types and its baselines. Reading them loads no torch."""
 
 from typing import Any, ClassVar, Literal
 

@@ -1,4 +1,4 @@
-"""Which weights train in another library's file: adapter, layers and parts of a model → ours."""
+"""Which weights train in another library's file: adapter, layers, parts → ours."""
 
 from __future__ import annotations
 

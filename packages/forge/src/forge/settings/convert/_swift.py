@@ -412,7 +412,7 @@ def _rewards(draft: Draft) -> None:
 
 
 def _advantages(draft: Draft) -> None:
-    """Read what rewards are compared with, and where the KL is: in them by default but for `grpo`'s."""
+    """Read what rewards are compared with, and whether the KL is part of them."""
     left, found = draft.left, draft.found
     estimator, in_reward = left.pop("advantage_estimator", "grpo"), left.pop("kl_in_reward", None)
     if estimator == "rloo":
