@@ -353,6 +353,10 @@ def test_what_forge_has_not_is_refused(command: str, flags: str, error: str) -> 
         ("swift export --model m\nmegatron rlhf --model m\n", "calls megatron"),
         ("echo hello\n", "calls no training of ms-swift"),
         ("swift sft --model a\nswift rlhf --model b\n", r"trains 2 times \(swift sft, swift rlhf\)"),
+        (
+            "for seed in 1 2 3; do swift sft --model a --seed $seed; done\n",
+            r"trains 3 times \(swift sft\).*of a loop one value",
+        ),
         ("swift sft train.yaml\n", "its flags stand in train.yaml: convert that file"),
         ("swift sft --model 'a\n", r"train\.sh: cannot be read as a shell script: line 1: a quote .* not closed"),
     ],

@@ -205,7 +205,7 @@ def test_what_is_to_be_looked_at(more: list[str], key: str) -> None:
         ("python -m recipe.prime.main_prime x=1", "calls recipe.prime.main_prime, .*no such training"),
         (
             script() + "\n" + script("data.shuffle=False"),
-            r"trains 2 times \(verl.trainer.main_ppo, verl.trainer.main_ppo\): a recipe is of one run",
+            r"trains 2 times \(verl.trainer.main_ppo\): a recipe is of one run",
         ),
         (
             "while sleep 1; do python -m verl.trainer.main_ppo x=1; done",

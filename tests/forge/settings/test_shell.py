@@ -45,6 +45,8 @@ CALLS += [
 CALLS += [
     "f() { run in f; }; f",
     "for n in $A z; do run first; break; done",
+    "for n in $B z; do\n run $n\n for m in 1 $A 3; do [ $m = 2 ] && continue; run $n $m; [ $m = 1 ] && break; run; done\ndone",
+    'for n in "$@"; do run never; done; for n in p q; do if [ $n = p ]; then continue; fi; A=$n; done',
     "! false && run turned",
     "run a; run b # run c",
     "run ${#L[@]}",

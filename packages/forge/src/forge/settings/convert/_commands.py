@@ -124,8 +124,10 @@ def _of_module(called: Sequence[tuple[str, int, Command]], name: str) -> dict[st
 
 
 def _several(name: str, trained: Sequence[str]) -> RecipeError:
+    names = ", ".join(dict.fromkeys(trained))
     return RecipeError(
-        f"{name}: trains {len(trained)} times ({', '.join(trained)}): a recipe is of one run; keep one command in the file."
+        f"{name}: trains {len(trained)} times ({names}): a recipe is of one run; keep one command in the file, and of a loop "
+        "one value."
     )
 
 

@@ -6,15 +6,14 @@ sets itself. Where one is not known, its `else` is taken. What only a running sh
 
 from __future__ import annotations
 
-import ast
 import fnmatch
-import operator
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from forge._errors import RecipeError
+from forge.settings.convert._shell_values import tested, total, trimmed
 from forge.settings.convert._shell_words import Token, pieces, tokens
 
 _SET = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
@@ -34,13 +33,6 @@ _UNTIL = {
     "case": (";;", ";&", ";;&", "esac"),
 }
 _DECLARES = ("export", "declare", "local", "readonly", "typeset")
-_SUMS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
-}
 _WITHOUT_PROGRAM = "true : set shift echo printf cd source unset exit return break continue".split()
 """Words of the shell itself, which are true and call nothing."""
 _DEEPEST = 8
@@ -92,6 +84,8 @@ class _Shell:
         self.steps = 0
         self.found: list[Command] = []
         self.live = True
+        self.left = ""
+        """`break` or `continue`, from where a loop's body meets it to the body's end."""
 
     # Reading ---------------------------------------------------------------------------------------------------------------
 
@@ -149,6 +143,10 @@ class _Shell:
             return self._function(word)
         return self._simple()
 
+    def _runs(self) -> bool:
+        """Tell whether a shell would run what is read now."""
+        return self.live and not self.left
+
     def _opens_function(self) -> bool:
         return [each.text for each in self.given[self.at + 1 : self.at + 3]] == ["(", ")"]
 
@@ -174,7 +172,7 @@ class _Shell:
             part += [] if sign else self.expanded(word)
             self.at += 1
             if (sign and word in ("&&", "||")) or word == "]]":
-                found = self._test(part)
+                found = tested(part)
                 truth = _and(truth, found) if joined == "&&" else _or(truth, found)
                 joined, part = word, ["[["]
             if word == "]]":
@@ -225,7 +223,7 @@ class _Shell:
         self.live = live
 
     def _for(self) -> None:
-        """Follow the body once, with the first word."""
+        """Follow the body with each word, up to a `break`."""
         name, words = self._word() or "", list[str]()
         self.at += 1
         while self._word() not in ("do", None):
@@ -233,9 +231,17 @@ class _Shell:
                 words += self.expanded(self._word() or "")
             self.at += 1
         self.at += 1
-        if self.live and words:
-            self.variables[name] = words[:1]
-        self.listed(_UNTIL["do"])
+        live, start = self.live, self.at
+        runs = self._runs() and bool(words)
+        for word in words if runs else [""]:
+            self.at, self.live = start, runs
+            if runs:
+                self.variables[name] = [word]
+            self.listed(_UNTIL["do"])
+            left, self.left = self.left, ""
+            if left == "break":
+                break
+        self.live = live
         self.at += 1
 
     def _while(self) -> None:
@@ -265,7 +271,7 @@ class _Shell:
             elif token.kind == "word":
                 words += self.expanded(token.text)
         body = self._document(words)
-        if not self.live:
+        if not self._runs():
             return None
         if words and words[0] in _DECLARES:
             self.exported |= {*own, *words[1:]} if words[0] == "export" or "-x" in words else set()
@@ -276,9 +282,10 @@ class _Shell:
             self.variables[words[-1]] = [body]
             return True
         if words[0] in ("[", "test"):
-            return self._test(words)
+            return tested(words)
         if words[0] in self.functions and self.calls < _DEEPEST:
             return self._call(words[0])
+        self.left = words[0] if words[0] in ("break", "continue") else ""
         if words[0] in _WITHOUT_PROGRAM:
             return True
         if words[0] == "false":
@@ -299,7 +306,7 @@ class _Shell:
     def _keep_array(self, token: Token) -> None:
         name = token.text.rstrip("+=")
         words = [each for word in token.words for each in self.expanded(word)]
-        if self.live:
+        if self._runs():
             self.variables[name] = (self.variables.get(name, []) if token.text.endswith("+=") else []) + words
 
     def _call(self, name: str) -> bool | None:
@@ -310,25 +317,6 @@ class _Shell:
         self.calls -= 1
         self.at = back
         return truth
-
-    def _test(self, words: list[str]) -> bool | None:
-        """Evaluate `[ ... ]` on what is known."""
-        inside = [word for word in words[1:] if word not in ("]", "]]")]
-        turned = bool(inside) and inside[0] == "!"
-        inside = inside[turned:]
-        if any("$" in word or "`" in word for word in inside):
-            return None
-        if len(inside) == 2 and inside[0] in ("-z", "-n"):
-            found: bool | None = (not inside[1]) == (inside[0] == "-z")
-        elif len(inside) == 1 and not inside[0].startswith("-"):
-            found = bool(inside[0])
-        elif len(inside) == 3 and inside[1] in ("=", "==", "!="):
-            found = fnmatch.fnmatchcase(inside[0], inside[2]) == (inside[1] != "!=")
-        elif len(inside) == 3 and inside[1] in _COMPARES and all(re.fullmatch(r"-?\d+", inside[n]) for n in (0, 2)):
-            found = _COMPARES[inside[1]](int(inside[0]), int(inside[2]))
-        else:
-            return None
-        return None if found is None else found != turned
 
     # Filling in ------------------------------------------------------------------------------------------------------------
 
@@ -415,11 +403,11 @@ class _Shell:
             if default[2] == "+":
                 return self.expanded(default[3]) if there else []
             if default[2] != "?" and not there:
-                if default[2] == "=" and self.live:
+                if default[2] == "=" and self._runs():
                     self.variables[name] = self.expanded(default[3], split=False)
                 return self.expanded(default[3])
         elif rest and known is not None:
-            return _trimmed(" ".join(known), rest)
+            return trimmed(" ".join(known), rest)
         return [] if known is None and empty else known
 
     def _folder(self, command: str) -> list[str] | None:
@@ -436,15 +424,8 @@ class _Shell:
     def _sum(self, text: str) -> list[str] | None:
         """Count an arithmetic expression of whole numbers."""
         plain = re.sub(r"[A-Za-z_]\w*", lambda name: self._one(name[0]) or name[0], self._filled(text))
-        try:
-            return [str(_counted(ast.parse(plain.strip(), mode="eval").body))]
-        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
-            return None
-
-
-_COMPARES = {
-    "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt, "-ge": operator.ge,
-}  # fmt: skip
+        found = total(plain)
+        return None if found is None else [str(found)]
 
 
 def _and(first: bool | None, second: bool | None) -> bool | None:
@@ -458,29 +439,3 @@ def _or(first: bool | None, second: bool | None) -> bool | None:
 def _all_of(piece: str) -> bool:
     """Tell whether a piece stands for all words of an array, each by itself within quotes."""
     return piece == "$@" or re.match(r"\$\{(@|\w+\[@\])", piece) is not None
-
-
-def _trimmed(value: str, how: str) -> list[str] | None:
-    """Take a beginning or an end off, as `${NAME##*/}` does; None for other changes."""
-    if how.startswith(("#", "%")):
-        front, pattern = how[0] == "#", how.lstrip(how[0])
-        sizes = range(len(value) + 1)
-        for size in reversed(sizes) if how[:2] in ("##", "%%") else sizes:
-            part = value[:size] if front else value[len(value) - size :]
-            if fnmatch.fnmatchcase(part, pattern):
-                return [value[size:] if front else value[: len(value) - size]]
-        return [value]
-    return [value.lower()] if how == ",," else [value.upper()] if how == "^^" else None
-
-
-def _counted(node: ast.expr) -> int:
-    """Count a sum of whole numbers."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_counted(node.operand)
-    if isinstance(node, ast.BinOp) and type(node.op) in _SUMS:
-        found = int(_SUMS[type(node.op)](_counted(node.left), _counted(node.right)))
-        if abs(found) < 10**15:
-            return found
-    raise ValueError
