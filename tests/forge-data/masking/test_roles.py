@@ -96,6 +96,13 @@ def test_lint(chatml_tokenizer, write_rows):
         assert {each.rule for each in forge_data.lint(write_rows(rows), chatml_tokenizer, train_on=train_on).findings} == rules
 
 
+def test_rows_without_the_role(chatml_tokenizer, write_rows, tmp_path):
+    """Where no row has anything to learn, the error says whose messages were looked for."""
+    rows = write_rows([{"messages": MESSAGES}])
+    with pytest.raises(DataError, match="`train_on` is 'tool,developer', and no row has a message of developer or tool"):
+        forge_data.prepare(rows, chatml_tokenizer, tmp_path / "store", train_on="tool,developer")
+
+
 @pytest.mark.parametrize("wrong", ["users", "assistant,users", "user,user", "last,user", "", ","])
 def test_no_roles(chatml_tokenizer, wrong):
     """What is no list of roles is refused, by settings and by functions."""

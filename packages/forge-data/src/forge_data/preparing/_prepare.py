@@ -20,6 +20,7 @@ from forge_data.formats._registry import check_name
 from forge_data.formats._system_prompt import ADDED, OWN
 from forge_data.linting._lint import store_findings
 from forge_data.masking._conversation import AS_HISTORY
+from forge_data.masking._train_on import roles_of
 from forge_data.preparing._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
 from forge_data.preparing._job import Job
 from forge_data.preparing._pipeline import Outcome, run
@@ -325,4 +326,6 @@ def _nothing_left(sources: list[Source], outcome: Outcome, accounting: str, opti
             f"{what}; the shortest that was too long has {outcome.shortest_too_long} tokens, `max_seq_len` is "
             f"{options.max_seq_len}: raise it"
         )
+    if options.train_on != "assistant" and (named := sorted(roles_of(options.train_on))):
+        return f"{what}; `train_on` is {options.train_on!r}, and no row has a message of {' or '.join(named)} that says anything"
     return f"{what}; rows need an assistant turn, a completion, or labels that are not -100"
