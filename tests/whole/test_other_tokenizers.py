@@ -150,6 +150,16 @@ def test_another_tokenizer_needs_another_loss(settings: dict[str, Any], tmp_path
         assert not (tmp_path / "run").exists()
 
 
+def test_a_part_of_the_rows_without_common_text_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Held-out rows of none of which both have the same text are one error, and nothing is written."""
+    other = [("user", "q"), ("assistant", "▁ {} ▁▁")]  # the teacher's tokens do not tell this mark from a blank
+    rows = [{"messages": [{"role": role, "content": text.format(at)} for role, text in other]} for at in range(22)]
+    data = write_rows(tmp_path / "rows.jsonl", [*rows, *conversations(2)])
+    with pytest.raises(forge_data.DataError, match="of none do both tokenizers have the same learned text"):
+        forge.distill(**settings | {"data_path": str(data), "validation_split": 2}, ckpt_output_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_is_planned(settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory plan rehearses a step of both models on the same spans: within 5 percent of what one takes."""
     monkeypatch.setattr(_memory, "_SMALL", 0)

@@ -43,6 +43,7 @@ def test_one_name_is_a_list_of_one():
     ("kind", "given", "message"),
     [
         (GRPOSettings, {"num_generations": 1}, "num_generations must be at least 2"),
+        (GRPOSettings, {"num_generations": 1, "loss_type": "online_dpo"}, "got 1: a pair is of two completions$"),
         (RLOOSettings, {"num_generations": 1}, "num_generations must be at least 2"),
         (PPOSettings, {"lam": 1.5}, "lam"),
         (PPOSettings, {"value_weight": 0.0}, "value_weight must be above 0"),

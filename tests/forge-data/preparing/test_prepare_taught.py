@@ -118,6 +118,21 @@ def test_what_cannot_be_aligned_is_refused(write_rows, chat, tmp_path):
     with pytest.raises(DataError, match="by the tokenizer of the teacher: .*no row is left"):
         prepare_taught(apart[:1], own, other, tmp_path / "store", max_seq_len=120, progress=False)
     other.chat_template = None
-    with pytest.raises(TemplateError, match="by the tokenizer of the teacher: .*chat template"):
+    with pytest.raises(TemplateError, match="by the tokenizer of the teacher, whose chat template stands in its directory"):
         prepare_taught(apart, own, other, tmp_path / "store", progress=False)
     assert not (tmp_path / "store").exists()
+
+
+def test_each_template_gets_the_arguments_that_it_reads(write_rows, chat, tmp_path):
+    """Whether the student thinks is not the teacher's to know; what neither template reads is refused."""
+    own, other = FAMILIES["qwen3"].tokenizer(), FAMILIES["llama-3"].tokenizer()
+    data, given = write_rows(rows(chat)), {"enable_thinking": False}
+    store = prepare_taught(data, own, other, tmp_path / "one", chat_template_kwargs=given, progress=False)
+    alone = prepare(data, own, tmp_path / "alone", chat_template_kwargs=given, progress=False)
+    assert [store[at].input_ids.tolist() for at in range(len(store))] == [
+        alone[at].input_ids.tolist() for at in range(len(alone))
+    ]
+    swapped = prepare_taught(data, other, own, tmp_path / "other", chat_template_kwargs=given, progress=False)
+    assert swapped.settings["alignment"]["tokens"] > 0
+    with pytest.raises(TemplateError, match="has 'enable_thinking', and the chat template reads no such argument"):
+        prepare_taught(data, other, FAMILIES["llama-2"].tokenizer(), tmp_path / "x", chat_template_kwargs=given, progress=False)

@@ -148,16 +148,19 @@ class GRPOSettings(GroupSettings):
         fixed = "which has no ratio" if kind.clipped == "none" else "whose ratio is a completion's"
         self._check_alone(kind.clipped in ("gamma", "tokens", "none"), ("importance_sampling_level",), f"{form}, {fixed}")
         if self.dual_clip is not None and kind.clipped in ("weight", "tokens"):
-            raise ValueError(f"dual_clip has no effect with loss_type={self.loss_type!r}, whose ratio clip_high bounds")
+            why = "whose ratio clip_high bounds" if kind.clipped == "weight" else "which bounds the ratios of tokens instead"
+            raise ValueError(f"dual_clip has no effect with loss_type={self.loss_type!r}, {why}")
         check_dual_clip(self, self.dual_clip)
 
     def _check_credit(self) -> None:
         """Refuse combinations of baseline, scale, whitening and the place of the KL."""
         if self.num_generations < 2 and self.baseline != "none":
-            raise ValueError(
-                f"num_generations must be at least 2, got {self.num_generations}: a reward is compared with its group's; or "
-                "set baseline='none'"
+            remedy = (
+                "a pair is of two completions"
+                if self.paired
+                else "a reward is compared with its group's; or set baseline='none'"
             )
+            raise ValueError(f"num_generations must be at least 2, got {self.num_generations}: {remedy}")
         if self.kl_in_reward and not self.kl_weight:
             raise ValueError("kl_in_reward=True has no effect with kl_weight=0; set a weight, or leave it out")
         self._check_alone(self.kl_in_reward, ("kl_estimator",), "with kl_in_reward=True, which subtracts k1")

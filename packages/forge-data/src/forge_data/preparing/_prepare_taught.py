@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 
 from forge_data._errors import DataError, TemplateError
@@ -36,7 +37,7 @@ from forge_data.store._manifest import (
 from forge_data.store._partial import partial_of, remove_leftovers
 from forge_data.store._token_store import TokenStore
 from forge_data.store._writer import StoreWriter
-from forge_data.tokenizing._chat_template import with_template
+from forge_data.tokenizing._chat_template import arguments_read, with_template
 from forge_data.tokenizing._tokenizer import as_tokenizer
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def prepare_taught(
         train_on: as in `prepare`.
         turns: as in `prepare`.
         chat_template: of the student; the teacher has its own.
-        chat_template_kwargs: as in `prepare`, of both templates.
+        chat_template_kwargs: as in `prepare`; each of both templates gets those that it reads.
         system_prompt: as in `prepare`, in both templates.
         turn_end: of the student.
         max_seq_len: most tokens of a sample, for the student and for the teacher; no limit by default.
@@ -111,10 +112,7 @@ def prepare_taught(
         "max_seq_len": max_seq_len, "on_overflow": on_overflow, "on_bad_pair": "error", "rename_columns": rename_columns,
         "on_bad_row": on_bad_row, "max_bad_rows": max_bad_rows, "max_samples": max_samples, "media": False,
     }  # fmt: skip
-    both = (
-        Options(**options, chat_template=chat_template, turn_end=turn_end),
-        Options(**options, chat_template=None, turn_end=None),
-    )
+    given = Options(**options, chat_template=chat_template, turn_end=turn_end)
     if on_overflow == "split":
         raise DataError(
             "`on_overflow` is split, which cuts a row at another place for each of two tokenizers; take drop, truncate or error"
@@ -125,6 +123,11 @@ def prepare_taught(
     function = load_preprocess(preprocess)
     directory = checked_directory(store_dir)
     tokenizers = as_tokenizer(tokenizer), as_tokenizer(teacher)
+    ours_read, theirs_read = _arguments(tokenizers, given)
+    both = (
+        attrs.evolve(given, chat_template_kwargs=ours_read),
+        attrs.evolve(given, chat_template=None, turn_end=None, chat_template_kwargs=theirs_read),
+    )
     jobs = [
         Job(tokenizer=with_template(own, each.chat_template, each.chat_template_kwargs), options=each, preprocess=function)
         for own, each in zip(tokenizers, both, strict=True)
@@ -143,11 +146,24 @@ def prepare_taught(
         try:
             theirs = build(jobs[1], resolve(data_path, max_samples=max_samples), scratch / "teacher", **how)
         except (DataError, TemplateError) as error:
-            kind = TemplateError if isinstance(error, TemplateError) else DataError
-            raise kind(f"by the tokenizer of the teacher: {error}") from error
+            if isinstance(error, TemplateError):
+                raise TemplateError(
+                    "by the tokenizer of the teacher, whose chat template stands in its directory (`chat_template` is not the "
+                    f"teacher's): {error}"
+                ) from error
+            raise DataError(f"by the tokenizer of the teacher: {error}") from error
         return _joined(ours, theirs, directory, jobs, known)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _arguments(
+    tokenizers: "tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]", options: Options
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Divide arguments among both templates; one that neither reads is left to the first, which refuses it."""
+    arguments, templates = options.chat_template_kwargs, (options.chat_template, None)
+    ours, theirs = (arguments_read(each, name, arguments) for each, name in zip(tokenizers, templates, strict=True))
+    return {name: value for name, value in arguments.items() if name in ours or name not in theirs}, theirs
 
 
 def _check_kind(store: TokenStore) -> None:

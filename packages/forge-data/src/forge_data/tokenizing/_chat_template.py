@@ -48,6 +48,27 @@ def with_template(
     return made
 
 
+def arguments_read(
+    tokenizer: "PreTrainedTokenizerBase", chat_template: str | None, arguments: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the arguments that a chat template reads; none where the tokenizer has no template.
+
+    Args:
+        tokenizer: as for `with_template`.
+        chat_template: as for `with_template`.
+        arguments: as for `with_template`.
+
+    Raises:
+        TemplateError: as `with_template`, of the template itself.
+    """
+    if not arguments or not (chat_template or tokenizer.chat_template):
+        return {}
+    templates = _chosen(tokenizer, chat_template)
+    sources = templates if isinstance(templates, dict) else {"": templates}
+    known = {name for each, source in sources.items() for name in _reads(source, chat_template or each)}
+    return {name: value for name, value in arguments.items() if name in known}
+
+
 def _chosen(tokenizer: "PreTrainedTokenizerBase", chat_template: str | None) -> Templates:
     own: Templates | None = tokenizer.chat_template
     if chat_template is None:

@@ -103,6 +103,12 @@ class Distill(SFT):
         if s.objective.loss == "jsd":
             return super().items(s, store)
         check_kind(self.name, store, "supervised", "rows to imitate: messages, prompt and completion")
+        if not store.span_counts.any():
+            raise forge_data.DataError(
+                f"{store.source(0)} and the other {len(store) - 1:,} samples that train, or that are held out: of none do both "
+                "tokenizers have the same learned text. Set another `validation_split` or `seed`, or give rows that both read "
+                "alike"
+            )
         return TaughtRows(store)
 
     def shared(self, s: Any, items: Any) -> dict[str, Any]:
