@@ -134,7 +134,8 @@ def test_a_prompt_is_a_line(name: str, tmp_path: Path) -> None:
     asked = ["one\u2028two\x85three", "four"]
     lines = asked if name.endswith("txt") else [json.dumps({"prompt": text}, ensure_ascii=False) for text in asked]
     (tmp_path / name).write_bytes(("\ufeff" + "\r\n".join(lines) + "\r\n").encode())
-    s: Any = SimpleNamespace(evaluation=SimpleNamespace(eval_prompts=[str(tmp_path / name)]))
+    evaluation = SimpleNamespace(eval_prompts=[str(tmp_path / name)])
+    s: Any = SimpleNamespace(evaluation=evaluation, data=SimpleNamespace())
     task: Any = SimpleNamespace(model_task=lambda _: "causal")
     assert [each.prompt for each in read_prompts(task, s)] == asked
 

@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings, strategies as st
 from forge_data import (
     DataError,
     DataSettings,
+    TemplateError,
     lint,
     prepare,
     prepare_labelled,
@@ -164,6 +165,25 @@ def test_rows_of_text_alone_are_refused(make, row, chatml_tokenizer, tmp_path):
     with pytest.raises(DataError, match="`system_prompt` has no effect: .*make the rows messages, or leave it out"):
         make([row], chatml_tokenizer, tmp_path / "store", system_prompt=PROMPT)
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "row"),
+    [
+        (prepare, {"messages": _messages([("a", "b")])}),
+        (prepare_prompts, {"prompt": ASKED}),
+        (prepare_labelled, {"messages": ASKED, "label": "b"}),
+    ],
+)
+def test_a_template_that_leaves_it_out_is_refused(make, row, chatml_tokenizer, tmp_path):
+    """The rows would be learned without it, and the model asked with it."""
+    file = tmp_path / "without.jinja"
+    each = "{% for m in messages %}"
+    assert each in chatml_tokenizer.chat_template
+    template = chatml_tokenizer.chat_template.replace(each, "{% for m in messages if m['role'] != 'system' %}")
+    file.write_text(template, encoding="utf-8")
+    with pytest.raises(TemplateError, match="does not write"):
+        make([row], chatml_tokenizer, tmp_path / "store", chat_template=file, system_prompt=PROMPT)
 
 
 def test_a_store_is_made_anew_for_another_one(chatml_tokenizer, write_rows, tmp_path):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from forge_data._errors import DataError, TokenizerError
+from forge_data._errors import DataError, TemplateError, TokenizerError
 from forge_data._media import Media
 from forge_data.chat_template._template import ChatTemplate
 from forge_data.formats._samples import Chat, Text
@@ -71,6 +71,7 @@ class PromptEncoder:
                 pictured.append(self._pictured(each.prompt))
             elif isinstance(each.prompt, Chat):
                 written.append(self._template.prompt(each.prompt, opening=self._opening))
+                self._check_system(each.prompt, written[-1])
             elif isinstance(each.prompt, Text):
                 pictured.append(self._plain(each.prompt))
         texts = [each.prompt for each in questions if isinstance(each.prompt, str)]
@@ -83,6 +84,14 @@ class PromptEncoder:
             else Asked(next(chats if isinstance(each.prompt, Chat) else plain))
             for each in questions
         ]
+
+    def _check_system(self, chat: Chat, text: str) -> None:
+        """Refuse a template that leaves out a system message which the row did not ask for."""
+        if chat.system_added and str(chat.messages[0]["content"]).strip() not in text:
+            raise TemplateError(
+                f"{chat.place}: {self._template.name} does not write the system message of `system_prompt`; use a template "
+                "that writes one, or leave it out"
+            )
 
     @cached_property
     def _processor(self) -> ModelProcessor:
@@ -111,6 +120,7 @@ class PromptEncoder:
         """Tokenise messages with images as the model's processor does."""
         processor = self._processor_for(chat)
         rendered = self._template.rendered_prompt(chat, opening=self._opening)
+        self._check_system(chat, rendered.trace.text)
         number = placeholders(rendered, processor.placeholders, chat.place, self._template.name)
         plain = Conversation(text=rendered.trace.text, spans=[], runs=[], notes=(), media=number)
         made, spans = expanded(chat, plain, processor)
