@@ -99,7 +99,7 @@ def test_lint(chatml_tokenizer, write_rows):
 def test_rows_without_the_role(chatml_tokenizer, write_rows, tmp_path):
     """Where no row has anything to learn, the error says whose messages were looked for."""
     rows = write_rows([{"messages": MESSAGES}])
-    with pytest.raises(DataError, match="`train_on` is 'tool,developer', and no row has a message of developer or tool"):
+    with pytest.raises(DataError, match="`train_on` is 'tool,developer', and no message of developer or tool says anything"):
         forge_data.prepare(rows, chatml_tokenizer, tmp_path / "store", train_on="tool,developer")
 
 

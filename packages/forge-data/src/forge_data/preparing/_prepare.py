@@ -327,5 +327,5 @@ def _nothing_left(sources: list[Source], outcome: Outcome, accounting: str, opti
             f"{options.max_seq_len}: raise it"
         )
     if options.train_on != "assistant" and (named := sorted(roles_of(options.train_on))):
-        return f"{what}; `train_on` is {options.train_on!r}, and no row has a message of {' or '.join(named)} that says anything"
+        return f"{what}; `train_on` is {options.train_on!r}, and no message of {' or '.join(named)} says anything"
     return f"{what}; rows need an assistant turn, a completion, or labels that are not -100"
