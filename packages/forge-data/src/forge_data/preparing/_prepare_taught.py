@@ -160,7 +160,9 @@ def prepare_taught(
 def _arguments(
     tokenizers: "tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]", options: Options
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Divide arguments among both templates; one that neither reads is left to the first, which refuses it."""
+    """Divide arguments among both templates.
+    One that neither reads is left to the first, which refuses it.
+    """
     arguments, templates = options.chat_template_kwargs, (options.chat_template, None)
     ours, theirs = (arguments_read(each, name, arguments) for each, name in zip(tokenizers, templates, strict=True))
     return {name: value for name, value in arguments.items() if name in ours or name not in theirs}, theirs
