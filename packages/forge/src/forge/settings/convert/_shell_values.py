@@ -1,4 +1,4 @@
-"""Known words of a shell script → what a shell computes of them: sums, tests, shortened values."""
+"""Known words of a shell script → what a shell computes of them: sums, tests, shortened."""
 
 from __future__ import annotations
 
