@@ -162,7 +162,8 @@ def test_on_two_ranks(verb: str, name: str, model_dir: Path, folder: Path, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ci_keeps(["vera"], TUNERS))
+@pytest.mark.lane
+@pytest.mark.parametrize("name", TUNERS)
 def test_the_same_resumed_and_on_two_ranks(name: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Stopped and resumed the same bits, on two ranks the same losses, and `forge export --merge` what was trained.
 
