@@ -17,8 +17,8 @@ def since_boot() -> float:
 
 
 _BEGAN = time.time() - since_boot()
-
-
+_shift = 0.0
+"""Seconds that the run of this process is ahead of that clock."""
 _TAIL_BYTES = 1 << 16
 
 
@@ -27,20 +27,22 @@ def now() -> datetime.datetime:
 
     A clock that is set meanwhile moves nothing, so that differences are durations.
     """
-    return datetime.datetime.fromtimestamp(_BEGAN + since_boot(), datetime.UTC)
+    return datetime.datetime.fromtimestamp(_BEGAN + since_boot() + _shift, datetime.UTC)
 
 
 def go_on_after(files: Iterable[Path]) -> float:
     """Let `now` go on from the last `time` of JSONL files where the clock is behind it.
 
+    What an earlier run of this process asked for ends.
+
     Returns:
         By how many seconds it is behind; 0 where it is not.
 
     """
-    global _BEGAN  # noqa: PLW0603 - a process has one time
-    behind = max((last - now().timestamp() for file in files if (last := _last_time(file)) is not None), default=0.0)
-    _BEGAN += max(behind, 0.0)
-    return max(behind, 0.0)
+    global _shift  # noqa: PLW0603 - a process has one run
+    clock = _BEGAN + since_boot()
+    _shift = max([0.0, *(last - clock for file in files if (last := _last_time(file)) is not None)])
+    return _shift
 
 
 def _last_time(file: Path) -> float | None:
