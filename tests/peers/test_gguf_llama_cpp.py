@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import sys
@@ -13,7 +14,9 @@ import pytest
 import torch
 
 import forge_dist
+from forge_dist.gguf._layout import gguf_names
 from forge_dist.gguf._tokenizer import PROBES
+from forge_dist.gguf._types import quantize
 
 xllamacpp = pytest.importorskip("xllamacpp", reason="xllamacpp (llama.cpp in a wheel) is not installed: pip install xllamacpp")
 pytest.importorskip("gguf", reason="gguf is an extra of forge-dist")
@@ -70,3 +73,45 @@ def test_llama_cpp_computes_the_same(kind: str, tmp_path: Path) -> None:
             for top in found["top_logprobs"]:
                 assert logps_V[top["id"]].item() == pytest.approx(top["logprob"], abs=1e-2)
     assert compared >= 3
+
+
+@pytest.mark.parametrize("dtype", ["q8_0", "mxfp4"])
+def test_llama_cpp_rounds_to_the_same_bytes(dtype: str) -> None:
+    """ggml's own quantizer, on numbers of many sizes, whole blocks of zeros and ties among them."""
+    gguf = importlib.import_module("gguf")
+    library = ctypes.CDLL(next(str(file) for file in Path(xllamacpp.__file__).parent.glob("xllamacpp*.so")))
+    library.ggml_quantize_chunk.restype = ctypes.c_size_t
+    draw = torch.Generator().manual_seed(0)
+    values = torch.randn(64, 64, generator=draw) * torch.exp2(torch.randint(-12, 12, (64, 1), generator=draw))
+    values[0], values[1], values[2] = 0.0, torch.arange(64) / 2, values[2].round()
+    kind: Any = dtype
+    ours = quantize(values, kind).tobytes()
+    theirs = ctypes.create_string_buffer(len(ours))
+    size = library.ggml_quantize_chunk(
+        gguf.GGMLQuantizationType[dtype.upper()].value,
+        ctypes.c_void_p(values.data_ptr()),
+        theirs,
+        *(ctypes.c_int64(number) for number in (0, *values.shape)),
+        None,
+    )
+    assert (size, theirs.raw) == (len(ours), ours)
+
+
+@pytest.mark.parametrize("dtype", ["q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
+def test_llama_cpp_runs_each_type(dtype: Any, tmp_path: Path) -> None:
+    """A file of blocks answers as a model with the rounded weights does, to the rounding of activations to 8 bits."""
+    tokenizer, model = tiny.tokenizer_of("qwen2"), tiny.model_of("qwen2")
+    file = forge_dist.export_gguf(model, tmp_path / "m.gguf", tokenizer=tokenizer, dtype=dtype, name="tiny")
+    for name, tensor in gguf_names(model, "qwen2", file).items():
+        tensor.copy_(forge_dist.gguf_rounded(tensor, forge_dist.gguf_type(name, tensor.shape, dtype)))
+    server, apart = Server(file), []
+    draw = torch.Generator().manual_seed(0)
+    for length in range(20, 60, 2):
+        row = torch.randint(3, 380, (length,), generator=draw).tolist()
+        with torch.no_grad():
+            logps_V = model(torch.tensor([row])).logits[0, -1].log_softmax(-1)
+        said = server.ask("/completion", prompt=row, n_predict=1, n_probs=20, temperature=0.0, cache_prompt=False)
+        for found in said.get("completion_probabilities", [])[:1]:
+            apart += [abs(logps_V[top["id"]].item() - top["logprob"]) for top in found["top_logprobs"]]
+    assert len(apart) >= 60
+    assert max(apart) < 0.1

@@ -49,6 +49,24 @@ def test_types_that_round(tmp_path, dtype, most):
     assert kinds == {"F32": 1, {"float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0"}[dtype]: 2}
 
 
+@pytest.mark.parametrize("dtype", ["q5_1", "q5_0", "q4_1", "q4_0"])
+def test_types_of_few_bits(tmp_path, dtype):
+    """Each matrix is of the type but for the embedding, which is q8_0; the reloaded values are the file's."""
+    model, file, given = written(tmp_path, "qwen2", dtype)
+    found = check_gguf(model, file, ROWS, **given)
+    assert found.matrices == {"q8_0": 1, dtype: 14}
+    assert found.exact == 0.0 < found.difference < found.tolerance == 1.0
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(file).tensors}
+    assert (kinds["token_embd.weight"], kinds["blk.1.attn_q.weight"]) == ("Q8_0", dtype.upper())
+
+
+def test_mxfp4_is_for_experts(tmp_path):
+    """A model without any is refused before a file is there."""
+    with pytest.raises(ModelError, match="mxfp4 is the type of experts, and this llama model has none"):
+        written(tmp_path, dtype="mxfp4")
+    assert not list(tmp_path.iterdir())
+
+
 def test_rows_that_no_block_divides_are_halves(tmp_path):
     """Of q8_0, rows that are no multiple of 32 long are written as float16."""
     config = MODELS["qwen2"](400)

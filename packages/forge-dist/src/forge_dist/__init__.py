@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from forge_dist.exporting._token_rows import write_with_token_rows as write_with_token_rows
     from forge_dist.gguf._check import GGUFCheck as GGUFCheck, check_gguf as check_gguf
     from forge_dist.gguf._export import export_gguf as export_gguf, refuse_gguf as refuse_gguf, require_gguf as require_gguf
+    from forge_dist.gguf._types import gguf_rounded as gguf_rounded, gguf_type as gguf_type
     from forge_dist.launching._launch import launch as launch
     from forge_dist.loading._config_changes import unaligned_experts as unaligned_experts
     from forge_dist.loading._divisible import check_divisible as check_divisible
@@ -112,6 +113,7 @@ _PUBLIC = {
     "exporting._token_rows": "write_with_token_rows",
     "gguf._check": "GGUFCheck check_gguf",
     "gguf._export": "export_gguf refuse_gguf require_gguf",
+    "gguf._types": "gguf_rounded gguf_type",
     "launching._launch": "launch",
     "loading._divisible": "check_divisible",
     "loading._draft": "draft_model",

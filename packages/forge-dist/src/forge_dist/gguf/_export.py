@@ -3,26 +3,20 @@
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
 from forge_dist._errors import ExportError, ModelError
 from forge_dist.gguf._layout import ROPE_FACTORS, file_row_order, gguf_architecture, gguf_names, model_fields, rope_factors
 from forge_dist.gguf._tokenizer import tokenizer_fields
+from forge_dist.gguf._types import FILE_TYPES, GGUFType, ggml_name, gguf_type, in_blocks, quantize, stored_bytes, type_counts
 from forge_dist.loading._outline import outline_model
 from forge_dist.loading._request import LoadRequest
 from forge_dist.loading._task import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-GGUFType = Literal["float32", "float16", "bfloat16", "q8_0"]
-"""Type of a file's matrices: plain floats, or blocks of 32 integers of 8 bits and a scale (q8_0)."""
-
-_FILE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 32, "q8_0": 7}
-"""Type → llama.cpp's LlamaFileType."""
-
 
 Progress = Callable[[int, int], None]
 """Called with the tensors done and their number."""
@@ -72,7 +66,7 @@ def refuse_gguf(
     tokenizer_fields(
         tokenizer, max(rows, *(number + 1 for number in tokenizer.get_vocab().values())) if adapter else rows, file
     )
-    _refuse_q8_0(model, gguf_names(model, arch, file), dtype, file)
+    _refuse_blocks(model, gguf_names(model, arch, file), dtype, file)
 
 
 def export_gguf(
@@ -86,9 +80,9 @@ def export_gguf(
 ) -> Path:
     """Write a model with tokenizer and chat template to a GGUF file; return its absolute path.
 
-    Matrices are written as `dtype`, rounded once, vectors as float32, as readers expect; tied weights once. In q8_0 a matrix
-    whose row length is no multiple of 32 is written as float16 (`float16_fallbacks` counts them), and a model that has only
-    such ones is refused. The file is not made durable: write it inside `atomic_directory`. `check_gguf` proves it.
+    Matrices are written as `dtype`, rounded once, vectors as float32, as readers expect; tied weights once. `gguf_type` says
+    which tensors of a file of blocks are of another type; a model of which none can be in blocks is refused. The file is not
+    made durable: write it inside `atomic_directory`. `check_gguf` proves it.
 
     Args:
         model: a causal language model of a supported type (llama, mistral, qwen2, qwen3), in float32 on the CPU.
@@ -112,7 +106,7 @@ def export_gguf(
     arch = gguf_architecture(model, path)
     fields = gguf_fields(model, tokenizer, dtype=dtype, name=name, where=path)
     tensors = tensors_to_write(model, arch, path)
-    _refuse_q8_0(model, tensors, dtype, path)
+    _refuse_blocks(model, tensors, dtype, path)
     try:
         _write(path, model.config, fields, tensors, dtype, progress)
     except (OSError, ValueError) as error:
@@ -141,7 +135,7 @@ def gguf_fields(
     """
     arch = gguf_architecture(model, where)
     fields = model_fields(model.config, arch)
-    fields |= {"general.name": name, "general.file_type": _FILE_TYPES[dtype], "general.quantization_version": 2}
+    fields |= {"general.name": name, "general.file_type": FILE_TYPES[dtype], "general.quantization_version": 2}
     fields |= tokenizer_fields(tokenizer, model.config.vocab_size, where)
     # A second token that ends an answer, for models that have several: the end of a turn beside the end of a text.
     ends = getattr(model.generation_config, "eos_token_id", None)
@@ -159,34 +153,19 @@ def tensors_to_write(model: "PreTrainedModel", arch: str, where: Path) -> dict[s
     return ({} if factors is None else {ROPE_FACTORS: factors}) | gguf_names(model, arch, where)
 
 
-def float16_fallbacks(tensors: Mapping[str, torch.Tensor], dtype: GGUFType) -> int:
-    """Count the matrices that a q8_0 file holds as float16: rows that 32 does not divide."""
-    return sum(tensor.ndim >= 2 and tensor.shape[-1] % 32 != 0 for tensor in tensors.values()) if dtype == "q8_0" else 0
-
-
-def _refuse_q8_0(model: "PreTrainedModel", tensors: Mapping[str, torch.Tensor], dtype: GGUFType, where: Path) -> None:
-    """Raise ModelError where no matrix can be in blocks of 32 numbers."""
-    if dtype == "q8_0" and float16_fallbacks(tensors, dtype) == sum(tensor.ndim >= 2 for tensor in tensors.values()):
+def _refuse_blocks(model: "PreTrainedModel", tensors: Mapping[str, torch.Tensor], dtype: GGUFType, where: Path) -> None:
+    """Raise ModelError where no matrix can be in blocks, or mxfp4 finds no experts."""
+    counts = type_counts(tensors, dtype)
+    if in_blocks(dtype) and counts.keys() <= {"float32", "float16"}:
         raise ModelError(
-            f"{where}: no matrix of this model can be q8_0, which holds blocks of 32 numbers: no row of one is a multiple of "
-            f"32 long (hidden_size {model.config.hidden_size}); take dtype=float16"
+            f"{where}: no matrix of this model can be {dtype}, which holds blocks of 32 numbers: no row of one is a multiple "
+            f"of 32 long (hidden_size {model.config.hidden_size}); take dtype=float16"
         )
-
-
-def encoded(tensor: torch.Tensor, dtype: GGUFType) -> tuple[Any, Any]:
-    """Return a tensor as an array for the file, and GGUF's type of it (None: the array's)."""
-    from gguf import GGMLQuantizationType
-    from gguf.quants import quantize
-
-    tensor = tensor.detach().to(device="cpu", dtype=torch.float32)
-    if tensor.ndim < 2 or dtype == "float32":
-        return tensor.contiguous().numpy(), None
-    if dtype == "bfloat16":
-        halves = tensor.to(torch.bfloat16).contiguous()
-        return halves.view(torch.uint8).numpy(), GGMLQuantizationType.BF16
-    if dtype == "q8_0" and tensor.shape[-1] % 32 == 0:
-        return quantize(tensor.contiguous().numpy(), GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0
-    return tensor.to(torch.float16).contiguous().numpy(), None
+    if dtype == "mxfp4" and "mxfp4" not in counts:
+        raise ModelError(
+            f"{where}: mxfp4 is the type of experts, and this {model.config.model_type} model has none whose rows are a "
+            "multiple of 32 long; take dtype=q4_0"
+        )
 
 
 def _write(
@@ -197,23 +176,29 @@ def _write(
     dtype: GGUFType,
     progress: Progress | None,
 ) -> None:
-    from gguf import GGUFWriter
+    from gguf import GGMLQuantizationType, GGUFWriter
 
     arch = fields["general.architecture"]
-    writer = GGUFWriter(path, arch)
+    writer: Any = GGUFWriter(path, arch)
     try:
         for key, value in fields.items():
             if key != "general.architecture":  # the writer's own
                 _add(writer, key, value)
-        # Twice over the tensors, one at a time: the file begins with the descriptions of all.
         for name, tensor in tensors.items():
-            array, kind = encoded(tensor, dtype)
-            writer.add_tensor_info(name, array.shape, array.dtype, array.nbytes, raw_dtype=kind)
+            kind = gguf_type(name, tensor.shape, dtype)
+            writer.add_tensor_info(
+                name,
+                tensor.shape,
+                None,  # numpy's type, which raw_dtype replaces
+                stored_bytes(tensor.shape, kind),
+                raw_dtype=GGMLQuantizationType[ggml_name(kind)],
+            )
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for done, (name, tensor) in enumerate(tensors.items(), start=1):
-            writer.write_tensor_data(encoded(file_row_order(name, tensor, config, arch), dtype)[0])
+            ordered = file_row_order(name, tensor, config, arch)
+            writer.write_tensor_data(quantize(ordered, gguf_type(name, tensor.shape, dtype)))
             if progress is not None:
                 progress(done, len(tensors))
     finally:

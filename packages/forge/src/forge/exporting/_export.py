@@ -40,7 +40,8 @@ def export(
         run: A run directory (its last export), or a model or adapter directory.
         output: The directory to write, which must not exist; of a run by default one in its `exports/`.
         merge: Add an adapter's updates to the weights of its base, which makes a plain model of it.
-        dtype: Type of the weights, with gguf also q8_0; by default as they are stored, merged ones as those of the base.
+        dtype: Type of the weights, with gguf also q8_0, q5_1, q5_0, q4_1, q4_0 or, of experts, mxfp4; by default as they are
+            stored, merged ones as those of the base.
         format: hf for a directory that plain transformers (or plain PEFT) loads, gguf for a file that llama.cpp runs.
 
     Returns:
@@ -142,11 +143,11 @@ _FLOAT16_OVERFLOW = 65520.0
 
 
 def _check_range(request: ExportRequest, model: Any) -> None:
-    """Raise SettingsError where float16, to which q8_0 falls back for some rows, overflows."""
-    if request.dtype not in ("float16", "q8_0") or (request.adapter and not request.merge):
+    """Raise SettingsError where float16 overflows, to which blocks fall back for some rows."""
+    if request.dtype in ("float32", "bfloat16") or (request.adapter and not request.merge):
         return
     for name, tensor in model.state_dict().items():
-        if request.format == "gguf" and (tensor.ndim < 2 or (request.dtype == "q8_0" and tensor.shape[-1] % 32 == 0)):
+        if request.format == "gguf" and (tensor.ndim < 2 or (request.dtype != "float16" and tensor.shape[-1] % 32 == 0)):
             continue
         largest = tensor.abs().max().item() if tensor.numel() else 0.0
         if _FLOAT16_OVERFLOW <= largest < math.inf:
@@ -183,9 +184,12 @@ def _write_gguf(
     report.doing(f"reading {file} back, tensor by tensor")
     compared = report.progress("tensors compared")
     check = forge_dist.check_gguf(model, folder / file, rows, **given, progress=compared, doing=report.doing)
-    halves = f" ({check.halves} of them as float16, for their rows are no multiple of 32 long)" if check.halves else ""
+    others = {kind: count for kind, count in check.matrices.items() if kind not in (request.dtype, "float16")}
+    said = [f"{count} as {kind}" for kind, count in others.items()]
+    said += [f"{check.halves} of them as float16, for their rows are no multiple of 32 long"] if check.halves else []
+    apart = f" ({', '.join(said)})" if said else ""
     return file, (
-        f"Read back: {check.tensors} tensors, each the one in memory, matrices written as {request.dtype}{halves}; loaded by "
+        f"Read back: {check.tensors} tensors, each the one in memory, matrices written as {request.dtype}{apart}; loaded by "
         f"transformers from the file, its logits are those in memory within {check.difference:.1e} of the largest, and within "
         f"{check.exact:.1e} with the unrounded weights."
     )

@@ -19,7 +19,9 @@ from forge.saving._damage import refuse_damaged_export
 from forge.saving._directories import last_export, run_values
 
 Format = Literal["hf", "gguf"]
-DType = Literal["float32", "float16", "bfloat16", "q8_0"]
+DType = Literal["float32", "float16", "bfloat16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "mxfp4"]
+FLOATS = ("float32", "float16", "bfloat16")
+"""Types that a directory can have too; the others are those of GGUF files alone."""
 
 
 @attrs.frozen(kw_only=True)
@@ -57,8 +59,10 @@ class ExportRequest:
         for name, value, known in (("format", format, get_args(Format)), ("dtype", dtype, (None, *get_args(DType)))):
             if value not in known:
                 raise SettingsError(f"{name}={value!r} is not one of {', '.join(each for each in known if each)}.")
-        if dtype == "q8_0" and format != "gguf":
-            raise SettingsError("dtype=q8_0 is a type of GGUF files: set format=gguf, or dtype=float32, float16 or bfloat16.")
+        if dtype is not None and dtype not in FLOATS and format != "gguf":
+            raise SettingsError(
+                f"dtype={dtype} is a type of GGUF files: set format=gguf, or dtype=float32, float16 or bfloat16."
+            )
         if output is not None and not str(output):
             raise SettingsError(
                 "output is empty: give the directory to write, or leave it out to have one in the run's exports/."
@@ -138,7 +142,7 @@ def _base_of(folder: Path, run: Path | None, *, merge: bool, dtype: str | None) 
     if merge and known.quantization is not None and dtype is None:
         raise SettingsError(
             f"{folder} was trained beside a base in 4 or 8 bits, and the merged weights need more: give the dtype (float32, "
-            "float16 or bfloat16, with gguf also q8_0)."
+            "float16 or bfloat16, with gguf also q8_0 or q4_0)."
         )
     if run is not None:
         known_models, now = read_json(run / "run.json"), forge_dist.model_identity(base)
