@@ -41,5 +41,8 @@ def deferred_signals() -> Iterator[list[int]]:
 
 
 def forwarded_as(number: int) -> int:
-    """Return the signal that workers get for one that came to their launcher: any program takes SIGTERM for a stop."""
+    """Return the signal that workers get for one that came to their launcher.
+
+    SIGTERM for SIGHUP and SIGUSR1: any program takes it for a stop.
+    """
     return signal.SIGTERM if number in (signal.SIGHUP, signal.SIGUSR1) else number

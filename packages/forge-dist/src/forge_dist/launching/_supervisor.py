@@ -99,7 +99,10 @@ class Supervisor:
             raise Interrupted
 
     def _on_hang_up(self, number: int, frame: FrameType | None) -> None:
-        """Take the first SIGHUP (the shell and the kernel each send one) or SIGUSR1; a later one asks for no more."""
+        """Take the first SIGHUP or SIGUSR1; a later one asks for no more.
+
+        The shell and the kernel each send a SIGHUP.
+        """
         if not self.signals:
             self._on_signal(number, frame)
 
@@ -172,7 +175,7 @@ class Supervisor:
         return False
 
     def _forward_signals(self, alive: list[Watched]) -> None:
-        """Send each living worker the next signal that it has not had, and leave it the name of the one that came."""
+        """Send each living worker the next signal that it has not had, and note which one came."""
         received, now = list(self.signals), time.monotonic()
         for worker in alive:
             pid = worker.pid

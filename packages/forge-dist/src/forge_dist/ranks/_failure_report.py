@@ -125,13 +125,16 @@ def same_signal_seconds() -> float:
 
 
 def note_signal(beats: Path, number: int) -> None:
-    """Write beside a worker's beats which signal came to its launcher, before one is forwarded."""
+    """Write beside a worker's beats which signal came to its launcher, before it is forwarded."""
     with suppress(OSError):  # on a full disk the forwarded signal is named
         beats.with_suffix(_SIGNAL).write_text(str(int(number)))
 
 
 def signal_that_came(number: int) -> int:
-    """Return the signal that this package's launcher got and forwarded as `number`; without a launcher, `number`."""
+    """Return the signal that the launcher got and forwarded as `number`.
+
+    Without a launcher of this package it is `number` itself.
+    """
     beats = beats_of_launcher()
     if beats is None:
         return number
