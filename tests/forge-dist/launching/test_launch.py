@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 WORKER = """
 import ctypes, os, signal, sys, time
 from pathlib import Path
-from forge_dist import ExportError, WorkerError, beat, worker_report
+from forge_dist import ExportError, WorkerError, beat, signal_that_came, worker_report
 from forge_dist.ranks._failure_report import beats_of_launcher, failure_report
 from forge_dist.watching._beats import open_beats
 
@@ -32,15 +32,16 @@ print("to stderr", rank, file=sys.stderr)
 (here / f"here_{rank}").touch()
 while not (here / "here_0").exists() or not (here / "here_1").exists():
     time.sleep(0.01)
-signals = []
+signals, came = [], []
 with worker_report():
     if what == "signals":
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda n, _: signals.append(n))
+            signal.signal(number, lambda n, _: (signals.append(n), came.append(signal_that_came(n))))
         (here / f"ready_{rank}").write_text(str(os.getpid()))
         while len(signals) < 2:
             time.sleep(0.02)
         (here / f"got_{rank}").write_text(" ".join(map(str, signals)))
+        (here / f"came_{rank}").write_text(" ".join(signal.Signals(number).name for number in came))
         time.sleep(1)
         sys.exit(75)
     if what == "orphan":
@@ -236,6 +237,7 @@ def test_a_closed_terminal_is_one_sigterm(run, tmp_path):
     """
     assert sent(run, tmp_path, signal.SIGHUP, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT) == 75
     assert (tmp_path / "got_0").read_text() == f"{int(signal.SIGTERM)} {int(signal.SIGINT)}"
+    assert [(tmp_path / f"came_{rank}").read_text() for rank in range(2)] == ["SIGHUP SIGINT"] * 2
 
 
 def test_a_signal_before_the_workers_listen(run, tmp_path):

@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from forge_dist.ranks._failure_report import (
         follows_from_peer as follows_from_peer,
         same_signal_seconds as same_signal_seconds,
+        signal_that_came as signal_that_came,
         worker_report as worker_report,
     )
     from forge_dist.ranks._ranks import Ranks as Ranks, join as join
@@ -128,7 +129,7 @@ _PUBLIC = {
     "loading._positions": "max_positions position_table",
     "loading._request": "LoadRequest",
     "loading._task": "asks_before_pooling directory_task has_modalities hidden_size model_pooling model_prompts",
-    "ranks._failure_report": "follows_from_peer same_signal_seconds worker_report",
+    "ranks._failure_report": "follows_from_peer same_signal_seconds signal_that_came worker_report",
     "ranks._ranks": "Ranks join",
     "strategies._choose": "make_strategy",
     "strategies._parallel_dims": "ParallelDims",

@@ -30,7 +30,7 @@ from forge_dist.launching._root_cause import (
     root_cause_on_all_nodes,
     stall_report,
 )
-from forge_dist.launching._signals import Interrupted, deferred_signals
+from forge_dist.launching._signals import Interrupted, deferred_signals, forwarded_as
 from forge_dist.ranks._failure_report import PREEMPTED, read_report, write_report
 from forge_dist.watching._guard import keep_stacks
 from forge_dist.watching._watch import Stall, Watched
@@ -61,7 +61,8 @@ def launch(
     """Start this Python with `arguments` as each rank of this node, and wait for their end.
 
     Each worker's output goes to `log_dir/rank_N.log` (appended), rank 0's also to this process's own. SIGTERM and SIGINT are
-    forwarded to the workers (SIGHUP and SIGUSR1 as SIGTERM), which decide what to do; none is killed for taking long to save.
+    forwarded to the workers (SIGHUP and SIGUSR1 as SIGTERM: `signal_that_came` names them), which decide what to do; none is
+    killed for taking long to save.
 
     Args:
         topology: a launcher's.
@@ -222,7 +223,7 @@ def _was_preempted(cause: Failure, signals: Sequence[int]) -> bool:
     """Check for a worker that a signal ended before it could record a preemption."""
     if cause.report is not None:
         return bool(signals) and cause.report["class"] == "KeyboardInterrupt"
-    return cause.exitcode == PREEMPTED or -cause.exitcode in signals
+    return cause.exitcode == PREEMPTED or -cause.exitcode in map(forwarded_as, signals)
 
 
 def _worker_environment(topology: Topology, environ: Mapping[str, str]) -> dict[str, str]:

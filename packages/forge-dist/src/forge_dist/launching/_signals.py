@@ -38,3 +38,11 @@ def deferred_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)  # type: ignore[arg-type]
     for number in received:
         signal.raise_signal(number)
+
+
+def forwarded_as(number: int) -> int:
+    """Return the signal that workers get for one that came to their launcher.
+
+    SIGTERM for SIGHUP and SIGUSR1: any program takes it for a stop.
+    """
+    return signal.SIGTERM if number in (signal.SIGHUP, signal.SIGUSR1) else number

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from forge_dist.launching._rendezvous import Rendezvous
-from forge_dist.launching._signals import Interrupted
-from forge_dist.ranks._failure_report import SIGNALS_APART_SECONDS
+from forge_dist.launching._signals import Interrupted, forwarded_as
+from forge_dist.ranks._failure_report import SIGNALS_APART_SECONDS, note_signal
 from forge_dist.watching._watch import TICK_SECONDS, AwakeClock, Stall, Watch, Watched
 
 # How long the workers of a node may go on after one of them failed: what they still have to report is in their exceptions.
@@ -98,10 +98,13 @@ class Supervisor:
         if not pids or (len(self.signals) > 1 and not any(self._is_alive(pid, seen) for pid in pids)):
             raise Interrupted
 
-    def _on_hang_up(self, _number: int, frame: FrameType | None) -> None:
-        """Take the first SIGHUP (the shell and the kernel each send one) or SIGUSR1 as a SIGTERM."""
+    def _on_hang_up(self, number: int, frame: FrameType | None) -> None:
+        """Take the first SIGHUP or SIGUSR1; a later one asks for no more.
+
+        The shell and the kernel each send a SIGHUP.
+        """
         if not self.signals:
-            self._on_signal(signal.SIGTERM, frame)
+            self._on_signal(number, frame)
 
     def _watch(self) -> None:
         clock, watch = AwakeClock(), Watch(alone=lambda: self._rendezvous.nodes < 2)
@@ -112,7 +115,7 @@ class Supervisor:
             # One time for all that are found to have ended at once: which of them was first cannot be told.
             seen = time.time()
             alive = [pid for pid in pids if self._is_alive(pid, seen)]
-            self._forward_signals(alive)
+            self._forward_signals([worker for worker in workers if worker.pid in alive])
             now = clock.tick()
             if len(self.signals) > 1:
                 second = second or now
@@ -171,15 +174,17 @@ class Supervisor:
         self.ended[pid] = seen
         return False
 
-    def _forward_signals(self, alive: list[int]) -> None:
-        """Send each living worker the next signal that it has not had."""
+    def _forward_signals(self, alive: list[Watched]) -> None:
+        """Send each living worker the next signal that it has not had, and note which one came."""
         received, now = list(self.signals), time.monotonic()
-        for pid in alive:
+        for worker in alive:
+            pid = worker.pid
             if now - self._forwarded_at.get(pid, -math.inf) < SIGNALS_APART_SECONDS:
                 continue
             for number in received[self._forwarded.get(pid, 0) :]:
+                note_signal(worker.board, number)
                 with suppress(ProcessLookupError):
-                    os.kill(pid, number)
+                    os.kill(pid, forwarded_as(number))
                 # Two equal signals at once would arrive as one, and the second has a meaning of its own.
                 self._forwarded[pid] = self._forwarded.get(pid, 0) + 1
                 self._forwarded_at[pid] = now

@@ -32,6 +32,8 @@ BEATS = "FORGE_BEATS"
 SIGNALS_APART_SECONDS = 2.0
 """Least time between two signals that a launcher forwards to a rank."""
 _SAME_SIGNAL_SECONDS = 1.5
+_SIGNAL = ".signal"
+"""Suffix of the file, beside a worker's beats, with the number of the signal that came to its launcher."""
 _POLL_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
 """Option of Linux's prctl: the signal that a process gets when its parent dies."""
@@ -120,6 +122,26 @@ def same_signal_seconds() -> float:
     """
     launched = os.environ.get(LAUNCHER) == str(os.getppid()) or "TORCHELASTIC_RUN_ID" in os.environ
     return _SAME_SIGNAL_SECONDS if launched else 0.0
+
+
+def note_signal(beats: Path, number: int) -> None:
+    """Write beside a worker's beats which signal came to its launcher, before it is forwarded."""
+    with suppress(OSError):  # on a full disk the forwarded signal is named
+        beats.with_suffix(_SIGNAL).write_text(str(int(number)))
+
+
+def signal_that_came(number: int) -> int:
+    """Return the signal that the launcher got and forwarded as `number`.
+
+    Without a launcher of this package it is `number` itself.
+    """
+    beats = beats_of_launcher()
+    if beats is None:
+        return number
+    try:
+        return int(beats.with_suffix(_SIGNAL).read_text())
+    except (OSError, ValueError):
+        return number
 
 
 def exit_status_of(error: SystemExit) -> int:

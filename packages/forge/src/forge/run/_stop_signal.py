@@ -97,7 +97,7 @@ class StopSignal:
                 self._restore()
                 signal.raise_signal(number)
             return
-        self.received = signal.Signals(number).name
+        self.received = signal.Signals(forge_dist.signal_that_came(number)).name
         same = forge_dist.same_signal_seconds()
         self._until = time.monotonic() + same
         once = {number: self._before.pop(number) for number in _ONCE if number in self._before}
