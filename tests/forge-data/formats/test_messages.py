@@ -57,10 +57,10 @@ def bot(**more):
         ([bot(train=0)], r"messages\[0\].train is int 0; it must be true or false"),
         ([bot(weight=-0.5)], r"messages\[0\].weight is float -0.5; a weight is a finite number from 0"),
         ([bot(weight=True)], r"messages\[0\].weight is true; a weight is"),
-        ([USER | {"weight": 0.5}], r"messages\[0\] is of the role 'user' and asks to be learned"),
+        ([USER | {"weight": 0.5}], r"messages\[0\] is of the role 'user' and its weight asks"),
         ([bot(weight=1, train=False)], r"messages\[0\].train is false, but its weight is 1; keep one"),
-        ([USER | {"train": True}], r"messages\[0\] is of the role 'user' and asks to be learned; only assistant messages are. "
-                                   r"Take that out, and name the role in `train_on` .*unmask"),
+        ([USER | {"loss": True}], r"messages\[0\] is of the role 'user' and its loss asks for it to be learned, .* write "
+                                  r"\"train\": true .*, or name the role in `train_on` \(assistant,user\)"),
         ([{"role": "user", "content": "a\ud800b"}], r"messages\[0\].content holds the lone surrogate U\+D800 at position 1"),
         ([bot(reasoning_content="\udc00")], r"messages\[0\].reasoning_content holds the lone surrogate U\+DC00"),
     ],
@@ -74,7 +74,7 @@ def test_refused(value, expected):
 def test_null_fields_are_absent():
     """A table gives every message every field; those that are null count as absent."""
     given = USER | {"name": None, "tool_calls": None, "train": None, "audio": None}
-    assert checked_messages("f:1", "messages", [given]) == ([USER], None, None, ())
+    assert checked_messages("f:1", "messages", [given]) == ([USER], None, None, (), {})
 
 
 def test_all_that_templates_read():
@@ -86,7 +86,7 @@ def test_all_that_templates_read():
         {"role": "tool", "content": "7", "tool_call_id": "c1", "name": "f"},
         bot(reasoning=""),
     ]
-    messages, trains, weights, _ = checked_messages("f:1", "messages", rows)
+    messages, trains, weights, _, _ = checked_messages("f:1", "messages", rows)
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
     assert messages == [*rows[:2], rows[2] | {"tool_calls": [call]}, *rows[3:]]
     assert trains is weights is None
@@ -118,7 +118,7 @@ def test_trains():
         bot(weight=1),
         bot(weight=0, train=False),
     ]
-    messages, trains, weights, _ = checked_messages("f:1", "messages", rows)
+    messages, trains, weights, _, _ = checked_messages("f:1", "messages", rows)
     assert trains == (False, False, True, True, False, True, False)
     assert weights is None
     assert all(message.keys() == {"role", "content"} for message in messages)

@@ -988,7 +988,8 @@ def test_what_forge_does_anyway_is_not_listed() -> None:
         "special_tokens: {pad_token: <pad>}\nmodel_type: LlamaForCausalLM\nval_set_size: 0.1\n"
         "eval_steps: 5\neval_strategy: steps\n"
         "datasets: [{path: a.jsonl, type: chat_template, roles_to_train: [assistant], train_on_eos: turn, field_messages: "
-        "conversations, message_property_mappings: {role: from, content: value}, roles: {assistant: [gpt]}}]\n"
+        "conversations, message_field_training: train, message_field_training_detail: train_detail, "
+        "message_property_mappings: {role: from, content: value}, roles: {assistant: [gpt]}}]\n"
     )
     assert about(converted(text)) == set()
     assert about(converted(TRL + "assistant_only_loss: true\npadding_free: true\ntruncation_mode: keep_start\n")) == set()

@@ -326,7 +326,10 @@ def test_what_deepspeed_changes_is_listed(tmp_path: Path) -> None:
         ("eot_tokens: [<end>]\n", "the token that ends a turn is the template's own"),
         ("default_system_message: hi\n", "leave system_prompt out to train as it did"),
         ("train_on_eos: all\n", "a turn is learned with the token that ends it"),
-        ("datasets: [{path: a, message_field_training_detail: d}]\n", "is not learned; of another name"),
+        (
+            "datasets: [{path: a, message_field_training_detail: d}]\n",
+            "or which stretches are; of another name",
+        ),
         ("datasets: [{path: a, split_thinking: true}]\n", "change the messages with preprocess"),
         ("datasets: [{path: a, weight: 0.3}]\n", "shares of data sets are a mapping"),
         ("datasets: [{path: a, moon: full}]\n", "datasets[].moon: 'full': forge has nothing of the kind"),

@@ -12,6 +12,7 @@ from forge_data.formats._messages import Turns, checked_messages, joined_parts, 
 from forge_data.formats._rated import rated
 from forge_data.formats._samples import Chat, Message
 from forge_data.formats._tool_calls import with_call_turns
+from forge_data.formats._train_detail import check_without_media
 from forge_data.formats._unread import is_empty
 
 TEMPLATE_FIELDS = ("tools", "documents", "chat_template_kwargs", "unmask")
@@ -31,13 +32,15 @@ def chat(place: str, fields: Fields, turns: Turns, first_completion: int = 0, *,
     """
     if media is not None and (turns.media or any(name in fields for name in MEDIA_FIELDS)):
         turns = _with_media(place, fields, turns, media)
+    check_without_media(place, turns.asks, turns.media)
     if not any(fields.get(name) for name in TEMPLATE_FIELDS):
-        return Chat(place, turns.messages, first_completion, turns.trains, weights=turns.weights, media=turns.media)
+        return Chat(place, turns.messages, first_completion, turns.trains, turns.asks, weights=turns.weights, media=turns.media)
     return Chat(
         place,
         turns.messages,
         first_completion,
         turns.trains,
+        turns.asks,
         weights=turns.weights,
         media=turns.media,
         unmask=_flag(place, "unmask", fields.get("unmask")),

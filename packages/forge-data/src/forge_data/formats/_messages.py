@@ -1,5 +1,7 @@
 """List of messages as a file holds it → list whose roles, contents and fields are checked."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import attrs
@@ -7,9 +9,10 @@ import attrs
 from forge_data._errors import DataError
 from forge_data._media import ONE, Kind, Media
 from forge_data._media_values import from_base64, media_of
-from forge_data._values import MESSAGE_ROLES as ROLES, checked_text, describe, nearest, string
-from forge_data.formats._samples import Message
+from forge_data._values import MESSAGE_ROLES as ROLES, checked_text, describe, from_json, nearest, string
+from forge_data.formats._samples import Message, Ranges
 from forge_data.formats._tool_calls import checked_calls
+from forge_data.formats._train_detail import DETAIL, detail_of, flags_of_parts, without_flags
 from forge_data.formats._unread import is_empty, unread
 from forge_data.formats._weights import weight_of
 
@@ -23,6 +26,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "weight": ROLES,
     "loss": ROLES,
     "loss_scale": ROLES,
+    DETAIL: ROLES,
     "tool_call_id": ("tool",),
     "tool_calls": ("assistant",),
     **dict.fromkeys(REASONING, ("assistant",)),
@@ -73,6 +77,16 @@ class Turns(NamedTuple):
     media: tuple[Media, ...] = ()
     """One for each part that is a medium, in order; one without path and bytes stands for one that the row gives
     elsewhere."""
+    asks: Mapping[int, Ranges | None] = MappingProxyType({})
+    """As of a `Chat`."""
+
+
+@attrs.frozen
+class _Given:
+    """What messages say of their own learning, by index."""
+
+    weights: dict[int, float] = attrs.field(factory=dict)
+    asks: dict[int, Ranges | None] = attrs.field(factory=dict)
 
 
 def checked_messages(place: str, field: str, value: object, *, media: bool = False) -> Turns:
@@ -87,7 +101,7 @@ def checked_messages(place: str, field: str, value: object, *, media: bool = Fal
         raise DataError(f"{place}: field {field} is {describe(value)}; it must be a list of messages")
     if not value and field != "prompt":
         raise DataError(f"{place}: field {field} is an empty list; it must hold at least one message")
-    given: dict[int, float] = {}
+    given = _Given()
     found: list[Media] | None = [] if media else None
     messages = []
     for index, message in enumerate(value):
@@ -98,20 +112,21 @@ def checked_messages(place: str, field: str, value: object, *, media: bool = Fal
 
 def checked_message(place: str, field: str, value: object, *, media: bool = False) -> Turns:
     """Check one message that stands in a field of its own; errors as `checked_messages`."""
-    given: dict[int, float] = {}
+    given = _Given()
     found: list[Media] | None = [] if media else None
     return _turns([_checked_message(place, field, value, 0, given, found)], given)._replace(media=tuple(found or ()))
 
 
-def _turns(messages: list[Message], given: dict[int, float]) -> Turns:
-    if not given:
-        return Turns(messages, None)
-    weights = tuple(given.get(index, 1.0) for index in range(len(messages)))
-    return Turns(messages, tuple(weight > 0 for weight in weights), weights if set(weights) - {0, 1} else None)
+def _turns(messages: list[Message], given: _Given) -> Turns:
+    if not given.weights:
+        return Turns(messages, None, asks=given.asks)
+    weights = tuple(given.weights.get(index, 1.0) for index in range(len(messages)))
+    trains = tuple(weight > 0 for weight in weights)
+    return Turns(messages, trains, weights if set(weights) - {0, 1} else None, asks=given.asks)
 
 
 def _checked_message(
-    place: str, field: str, message: object, index: int, weights: dict[int, float], media: list[Media] | None = None
+    place: str, field: str, message: object, index: int, given: _Given, media: list[Media] | None = None
 ) -> Message:
     if not isinstance(message, dict):
         raise DataError(f'{place}: field {field} is {describe(message)}; it must be {{"role": ..., "content": ...}}')
@@ -134,11 +149,22 @@ def _checked_message(
     for name, item in more.items():
         if name == "tool_calls":
             kept[name] = checked_calls(place, f"{field}.{name}", item)
-        elif name not in ("train", "weight", "loss", "loss_scale"):
+        elif name not in ("train", "weight", "loss", "loss_scale", DETAIL):
             kept[name] = string(place, f"{field}.{name}", item)
+    ranges = flags_of_parts(place, f"{field}.content", message.get("content"), kept["content"])
+    if DETAIL in more:
+        if ranges is not None:
+            raise DataError(f"{place}: field {field} has {DETAIL}, and parts of its content say train too; keep one of them")
+        ranges = detail_of(place, f"{field}.{DETAIL}", more[DETAIL], kept["content"])
+    asks = more.get("train") is True
     weight = _weight(place, field, str(role), more)
+    if ranges == () and DETAIL in more and not from_json(more[DETAIL]):
+        # As in Axolotl: no stretch is learned, unless the message says that all of it is.
+        ranges, weight = None, weight if asks else 0.0
     if weight is not None:
-        weights[index] = weight
+        given.weights[index] = weight
+    if asks or ranges is not None:
+        given.asks[index] = ranges
     return kept
 
 
@@ -173,7 +199,8 @@ def _content(
 ) -> str | list[dict[str, str]] | None:
     content, field = message.get("content"), f"{field}.content"
     if isinstance(content, list) and content:
-        return joined_parts([_part(place, f"{field}[{index}]", part, role, media) for index, part in enumerate(content)])
+        parts = without_flags(place, field, content)
+        return joined_parts([_part(place, f"{field}[{index}]", part, role, media) for index, part in enumerate(parts)])
     if content is None and role == "assistant":
         if message.get("tool_calls") or any(message.get(name) for name in REASONING):
             return None
@@ -299,11 +326,11 @@ def _weight(place: str, field: str, role: str, more: dict[str, Any]) -> float | 
     if train is not None and weight is not None and train != bool(weight):
         raise DataError(f"{place}: field {field}.{asked} is {describe(train)}, but its {by} is {weight:g}; keep one of them")
     learned = weight if weight is not None else None if train is None else float(train)
-    if learned and role != "assistant":
+    if learned and role != "assistant" and more.get("train") is not True:
         raise DataError(
-            f"{place}: field {field} is of the role {role!r} and asks to be learned; only assistant messages are. "
-            "Take that out, and name the role in `train_on` (assistant,user); or unmask: true in the row learns every message "
-            "but the system's"
+            f"{place}: field {field} is of the role {role!r} and its {by if weight is not None else asked} asks for it to be "
+            'learned, by itself only an answer is: write "train": true to have this message learned, or name the role in '
+            "`train_on` (assistant,user) to have all of them; else take it out"
         )
     return learned
 

@@ -180,7 +180,8 @@ def joined(before: Turns, after: Turns) -> Turns:
         weights = tuple(
             each for part in parts for each in part.weights or map(float, part.trains or (True,) * len(part.messages))
         )
-    return Turns(before.messages + after.messages, trains, weights, before.media + after.media)
+    asks = {**before.asks, **{index + len(before.messages): ranges for index, ranges in after.asks.items()}}
+    return Turns(before.messages + after.messages, trains, weights, before.media + after.media, asks)
 
 
 def answer_field(fields: Fields, index: int, part: str, answer: str) -> str:

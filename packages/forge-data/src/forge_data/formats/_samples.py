@@ -1,5 +1,6 @@
 """Types of what a row becomes: `Sample` once it is read, `Encoded` once it is tokenised."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -10,6 +11,9 @@ from forge_data._media import Media
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+Ranges = tuple[tuple[int, int], ...]
+"""Stretches [start, stop) of a text, in characters, in order."""
 
 Message = dict[str, Any]
 """One turn as the chat template gets it: role, content (string or None), reasoning_content, tool_calls, ..."""
@@ -26,6 +30,8 @@ class Chat:
     """Messages before this one are the prompt of a row and never learned under `assistant` or `last`."""
     trains: tuple[bool, ...] | None = None
     """One per message, false where it has `train: false` or `weight: 0`; None where no message has either."""
+    asks: Mapping[int, Ranges | None] = attrs.field(factory=dict)
+    """Messages that say of themselves what is learned of them: the learned stretches of the content, or None for all of it."""
     unmask: bool = False
     """Flag of instructlab's rows: learn everything but system messages."""
     tools: list[Any] | None = None

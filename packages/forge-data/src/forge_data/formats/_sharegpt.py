@@ -10,6 +10,7 @@ from forge_data.formats._messages import LIKENESS, Turns, checked_messages
 from forge_data.formats._rated import rated
 from forge_data.formats._samples import Chat, Message
 from forge_data.formats._tool_calls import function_call, with_call_turns
+from forge_data.formats._train_detail import DETAIL
 from forge_data.formats._unread import unread
 
 _ROLES = {
@@ -24,7 +25,7 @@ _ROLES = {
     "observation": "tool",
     "tool": "tool",
 }
-_LEARNED = ("train", "weight", "loss", "loss_scale")
+_LEARNED = ("train", "weight", "loss", "loss_scale", DETAIL)
 _FIELDS = ("from", "value", *_LEARNED)
 
 
@@ -69,7 +70,8 @@ def with_system(place: str, fields: Fields, turns: Turns) -> Turns:
         raise DataError(f"{place}: field system stands beside a system turn in the conversation; keep one of them")
     messages = [{"role": "system", "content": string(place, "system", system)}, *turns.messages]
     trains = None if turns.trains is None else (True, *turns.trains)
-    return Turns(messages, trains, None if turns.weights is None else (1.0, *turns.weights), turns.media)
+    asks = {index + 1: ranges for index, ranges in turns.asks.items()}
+    return Turns(messages, trains, None if turns.weights is None else (1.0, *turns.weights), turns.media, asks)
 
 
 def turn_message(place: str, field: str, turn: object) -> Message:

@@ -22,6 +22,7 @@ def with_system_prompt(chat: Chat, text: str | None) -> Chat:
         first_completion=chat.first_completion and chat.first_completion + 1,
         trains=None if chat.trains is None else (True, *chat.trains),
         weights=None if chat.weights is None else (1.0, *chat.weights),
+        asks={index + 1: ranges for index, ranges in chat.asks.items()},
         system_added=True,
     )
 

@@ -37,7 +37,7 @@ def function_call(place: str, field: str, value: object) -> dict[str, Any]:
 
 TURNS = {"tool_call": "assistant", "tool_response": "tool"}
 """Roles of ms-swift's messages that are a call or what it gave → the roles that chat templates know."""
-_LEARNED = ("train", "weight", "loss", "loss_scale")
+_LEARNED = ("train", "weight", "loss", "loss_scale", "train_detail")
 """Fields of a message that say how much it is learned."""
 
 

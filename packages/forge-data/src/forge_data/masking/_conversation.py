@@ -21,6 +21,7 @@ from forge_data.masking._frames import Filled, Frame
 from forge_data.masking._layouts import Layouts
 from forge_data.masking._loss_mask import Span
 from forge_data.masking._media import placeholders
+from forge_data.masking._partly import masked_of
 from forge_data.masking._segments import text_owners
 from forge_data.masking._spans import SpanContext, Turns, UnclearError, spans_of
 from forge_data.masking._train_on import CONTENT, NOTHING, SAID, TURN
@@ -54,6 +55,8 @@ class Conversation:
     """
     media: int = 0
     """How many of the row's images, from the first, its text has placeholders of."""
+    masked: tuple[tuple[int, int], ...] = ()
+    """Characters within the spans of which no token is learned."""
 
 
 class ConversationReader:
@@ -308,13 +311,29 @@ class ConversationReader:
             for index in range(len(what))
             if (note := self._dropped_reasoning(chat, rendered, index)) and what[index] == TURN
         ]
+        masked = self._masked(chat, what, rendered, turns)
         text, turns, tokens, owned = self._stops.end_turns(rendered, turns)
         # What is learned of a turn has its weight, also where a template writes it outside of the loop over messages.
         runs = _owned_by(text_owners(rendered.trace), [*owned, *(turns.owned if chat.weights else [])])
         named = [as_form(name, value) for name, value in arguments.items()]
         named += [as_form("turn_end", token) for token in sorted(tokens)]
         media = placeholders(rendered, self.placeholders, chat.place, self._template.name) if chat.media else 0
-        return Conversation(text, turns.spans, runs, (*notes, *turns.notes), (*named, *forms), media)
+        return Conversation(text, turns.spans, runs, (*notes, *turns.notes), (*named, *forms), media, masked)
+
+    def _masked(self, chat: Chat, what: Sequence[str], rendered: RenderedChat, turns: Turns) -> tuple[tuple[int, int], ...]:
+        """Find what is not learned of messages of which only some stretches are."""
+        found: list[tuple[int, int]] = []
+        for index, ranges in chat.asks.items():
+            if ranges is None or index >= len(what) or not what[index]:
+                continue
+            if (masked := masked_of(rendered.trace, index, chat.messages[index]["content"], ranges, turns)) is None:
+                raise TemplateError(
+                    f"{chat.place}: {self._template.name} does not write the content of message {index} as it stands, so which "
+                    "of its characters are learned (train_detail, or train of its parts) cannot be told; use a template that "
+                    "does, or take that out"
+                )
+            found += masked
+        return tuple(found)
 
     def _dropped_reasoning(self, chat: Chat, rendered: RenderedChat, index: int) -> Note | None:
         role = chat.messages[index]["role"]
@@ -363,6 +382,7 @@ def _behind(made: Conversation, at: int, block: Block) -> Conversation:
         made,
         text=made.text[:start] + added + made.text[at:],
         spans=[Span(*span) for span in spans],
+        masked=tuple((max(begin, at) + size, max(stop, at) + size) for begin, stop in made.masked),
         runs=[(begin + size * (begin > start), stop + size * (stop > start), owner) for begin, stop, owner in made.runs],
         forms=(*made.forms, _BEHIND_OPEN if block.closing else _BEHIND_EMPTY),
     )

@@ -1,5 +1,7 @@
 """Row and `train_on` → what is learned of each message."""
 
+import attrs
+
 from forge_data._errors import DataError
 from forge_data._values import MESSAGE_ROLES
 from forge_data.formats._samples import Chat
@@ -29,7 +31,7 @@ def learned_parts(chat: Chat, train_on: str) -> list[str]:
     `all` is not decided here: every token is learned, whoever wrote it.
 
     Raises:
-        DataError: the row has no completion, or has `unmask` or `train: false` where `train_on` contradicts it.
+        DataError: the row has no completion, or has `unmask`, `train: false` or `train_detail` where `train_on` contradicts it.
     """
     if train_on == "completion" and not chat.first_completion:
         raise DataError(
@@ -46,6 +48,12 @@ def learned_parts(chat: Chat, train_on: str) -> list[str]:
         raise DataError(
             f"{chat.place}: message {index} is marked as not to be trained, and `train_on` is 'all'; take out one of the two"
         )
+    detailed = next((index for index, ranges in chat.asks.items() if ranges is not None), None)
+    if train_on == "all" and detailed is not None:
+        raise DataError(
+            f"{chat.place}: message {detailed} says of stretches of its text whether they are learned, and `train_on` is "
+            "'all'; take out one of the two"
+        )
     roles = [message["role"] for message in chat.messages]
     answers = [index for index in range(chat.first_completion, len(roles)) if roles[index] == "assistant"]
     what = [NOTHING] * len(roles)
@@ -57,4 +65,24 @@ def learned_parts(chat: Chat, train_on: str) -> list[str]:
             what[index] = SAID
     if chat.unmask:
         what = [NOTHING if role == "system" else TURN if role == "assistant" else CONTENT for role in roles]
+    for index, ranges in chat.asks.items():
+        # What is said of a message wins over `train_on`; stretches of which none is learned only take away.
+        if not what[index] and (ranges is None or ranges or roles[index] == "assistant"):
+            what[index] = TURN if roles[index] == "assistant" else SAID
     return [part if trains else NOTHING for part, trains in zip(what, chat.trains or [True] * len(what), strict=True)]
+
+
+def answer_alone(chat: Chat) -> Chat:
+    """Return an answer of a preference without `train: true`: the answer is learned, whole.
+
+    Raises:
+        DataError: a message of another role asks to be learned, or a message only in part.
+    """
+    for index, ranges in chat.asks.items():
+        if ranges is not None or chat.messages[index]["role"] != "assistant":
+            what = "train: true" if ranges is None else "which stretches of its text are learned"
+            raise DataError(
+                f"{chat.place}: message {index} (role {chat.messages[index]['role']}) says {what}, and of a preference or a "
+                "rated answer the answer alone is learned, all of it; take that out"
+            )
+    return attrs.evolve(chat, asks={}) if chat.asks else chat

@@ -22,7 +22,7 @@ from forge_data.masking._frames import Frame
 from forge_data.masking._layouts import allows
 from forge_data.masking._loss_mask import Span, trained_in_order, trained_tokens
 from forge_data.masking._segments import segments
-from forge_data.masking._train_on import learned_parts
+from forge_data.masking._train_on import answer_alone, learned_parts
 from forge_data.media._load import load_processor
 from forge_data.media._processor import ModelProcessor
 from forge_data.tokenizing._batch_tokenizer import BatchTokenizer, Tokenised
@@ -61,6 +61,8 @@ class _Job:
     weights: "NDArray[np.float32] | None" = None
     """As `weights_of` returns them."""
     media: MediaSpans | None = None
+    masked: tuple[tuple[int, int], ...] = ()
+    """Characters of which no token is learned."""
 
 
 @attrs.frozen
@@ -251,9 +253,9 @@ class Encoder:
                 written, made = next(rendered), list[_Done | _Job]()
                 for each, media in self._read(part, what, written, whole=whole, thinks=thinks):
                     job = _Job(each.text, each.spans, each.runs, roles, whole, None, each.notes, each.forms, weights, media)
-                    made.append(job)
+                    made.append(attrs.evolve(job, masked=each.masked) if each.masked else job)
                 plain = not (part.first_completion or part.trains or part.unmask or weights is not None or whole or thinks)
-                plain = plain and not part.media
+                plain = plain and not part.media and not part.asks
                 if plain and (frame := self._conversations.frame(part, what)) is not None:
                     self._frames[tuple(roles)] = frame
                 return made
@@ -373,6 +375,8 @@ class Encoder:
                 trained[first:last] = True
             elif job.ends_from is not None:
                 trained[last - 1] = True
+            for start, stop in job.masked:
+                trained[first:last] &= ~((offsets[first:last, 0] < stop) & (offsets[first:last, 1] > start))
         media: list[tuple[Media, ...]] = [()] * len(jobs)
         for number, (job, (first, last)) in enumerate(zip(jobs, bounds, strict=True)):
             if job.media is not None:
@@ -447,12 +451,16 @@ def _thinks(answers: Sequence[Single]) -> bool:
     )
 
 
+def _answer(side: Chat | Text) -> Chat | Text:
+    return answer_alone(side) if isinstance(side, Chat) else side
+
+
 def _parts(sample: Sample) -> tuple[Single, ...]:
     """List the parts of a sample that become an example each."""
     match sample:
         case Preference():
-            return sample.chosen, sample.rejected
+            return _answer(sample.chosen), _answer(sample.rejected)
         case Unpaired():
-            return (sample.answer,)
+            return (_answer(sample.answer),)
         case _:
             return (sample,)

@@ -258,7 +258,7 @@ TOLD = {
         "name the roles in train_on, such as assistant,user": "roles_to_train",
         "a turn is learned with the token that ends it, and no other turn's (train_on=all learns all)": """train_on_eos
             train_on_eot""",
-        "a message with 'train': false is not learned; of another name, or of parts of a message, with preprocess": """
+        "a message's 'train' says if it is learned, or which stretches are; of another name, with preprocess": """
             message_field_training message_field_training_detail""",
         "max_seq_len with on_overflow: drop (the default), truncate, split, error": """truncation_mode excess_length_strategy
             truncation truncation_strategy""",

@@ -24,6 +24,8 @@ _ROLES = {"user": ("human", "user"), "assistant": ("gpt", "assistant"), "system"
 _AS_ANYWAY: dict[str, tuple[object, ...]] = {
     "roles_to_train": (["assistant"],),
     "train_on_eos": ("turn",),
+    "message_field_training": ("train",),
+    "message_field_training_detail": ("train_detail",),
     "chat_template": ("tokenizer_default",),
     "field": ("text",),
     "text_column": ("text",),
