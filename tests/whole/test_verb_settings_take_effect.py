@@ -156,6 +156,8 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "importance_sampling_level": ({"learning_rate": 1e-1, "num_iterations": 2}, None, "sequence"),
         "off_policy_mask_threshold": ({"learning_rate": 1e-1, "num_iterations": 2}, None, 1e-6),
         "dual_clip": ({"learning_rate": 1e-1, "num_iterations": 2}, None, 1.3),
+        "loss_reduction": ({}, None, "mean"),
+        "dro_beta": ({"loss_type": "dro", "learning_rate": 1e-1, "num_iterations": 2}, 0.1, 5.0),
         "kl_estimator": ({}, "k3", "unbiased"),
         "updates_per_pass": ({}, 1, 2),
         "mask_truncated": ({}, False, True),

@@ -75,6 +75,33 @@ def test_nothing_given_is_verls_default() -> None:
     [
         (["algorithm.adv_estimator=rloo"], {"baseline": "leave_one_out", "loss_type": "dapo"}),
         (["algorithm.adv_estimator=opo"], {"baseline": "length"}),
+        (["algorithm.adv_estimator=grpo_passk"], {"baseline": "second_best", "scale_rewards": "group"}),
+        (
+            ["algorithm.adv_estimator=grpo_passk", "algorithm.norm_adv_by_std_in_grpo=False"],
+            {"baseline": "second_best", "scale_rewards": None},
+        ),
+        (
+            ["algorithm.adv_estimator=gpg", f"{ACTOR}.policy_loss.loss_mode=gpg"],
+            {"scale_rewards": "nonzero", "loss_type": "gpg", "clip": None, "dual_clip": None},
+        ),
+        (
+            [
+                f"{ACTOR}.policy_loss.loss_mode=dppo_tv",
+                f"{ACTOR}.clip_ratio_low=0.15",
+                f"{ACTOR}.clip_ratio_high=0.15",
+                f"{ACTOR}.clip_ratio_c=10000.0",
+                f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm",
+            ],
+            {"loss_type": "dppo_tv", "loss_reduction": "max_length", "clip": 0.15, "clip_high": 0.15, "dual_clip": 10000.0},
+        ),
+        (
+            [f"{ACTOR}.policy_loss.loss_mode=dro", f"{ACTOR}.policy_loss.dro_beta=0.1"],
+            {"loss_type": "dro", "dro_beta": 0.1, "clip": None},
+        ),
+        (
+            [f"{ACTOR}.policy_loss.loss_mode=cispo", f"{ACTOR}.loss_agg_mode=seq-mean-token-mean"],
+            {"loss_type": "cispo", "loss_reduction": "mean"},
+        ),
         (["algorithm.adv_estimator=reinforce_plus_plus"], {"baseline": "none", "whiten": True}),
         (["algorithm.adv_estimator=reinforce_plus_plus_baseline"], {"whiten": True}),
         (["algorithm.adv_estimator=gdpo"], {"multi_objective_aggregation": "normalize_then_sum"}),

@@ -23,9 +23,9 @@ from forge_algos.losses import (
 )
 
 KINDS = sorted(POLICY_KINDS)
-TOKEN_MEANS = ("cispo", "dapo", "ppo", "vespo")
-UNBOUNDED = ("online_dpo", "sapo", "vespo")
-WITHOUT_KL = ("online_dpo", "rloo")
+TOKEN_MEANS = ("cispo", "dapo", "dppo_kl", "dppo_tv", "dro", "gpg", "ppo", "vespo")
+UNBOUNDED = ("dro", "gpg", "online_dpo", "online_ipo", "sapo", "vespo")
+WITHOUT_KL = ("online_dpo", "online_ipo", "rloo")
 
 
 def rollout(B, seed=0, shift=0.5):
@@ -36,12 +36,12 @@ def rollout(B, seed=0, shift=0.5):
     lengths = torch.randint(1, 6, (B,), generator=g).tolist()
     T = sum(lengths)
     old, ref = (-3 * torch.rand(2, T, generator=g, dtype=torch.float64)).unbind()
-    new = (old + shift * torch.randn(T, generator=g, dtype=torch.float64)).requires_grad_()
+    new = (old + shift * torch.randn(T, generator=g, dtype=torch.float64)).clamp(max=-1e-3).requires_grad_()
     return new, old, ref, torch.randn(B, generator=g, dtype=torch.float64), lengths
 
 
 def settings_for(kind):
-    return {"kind": kind} | ({"max_length": 7} if kind == "dr_grpo" else {})
+    return {"kind": kind} | ({"max_length": 7} if kind == "dr_grpo" else {}) | ({"dro_beta": 0.3} if kind == "dro" else {})
 
 
 def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight, *, estimator="k3", most=None, ratio="token"):
@@ -64,7 +64,7 @@ def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight, *, est
             k3 = q - torch.log(q) - 1
             return kl_weight * (k3 if estimator == "k3" else torch.exp(new[t] - old[t]) * k3)
 
-        if kind == "online_dpo":
+        if kind in ("online_dpo", "online_ipo"):
             terms.append(-advantage * sum(new[t] for t in tokens))
             continue
         if kind == "rloo":
@@ -93,7 +93,19 @@ def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight, *, est
             weight = min(max(rho.item(), 1 - low), 1 + high)
             tau = 1.0 if advantage > 0 else 1.05
             gate = 4 / tau / (1 + torch.exp(-tau * (rho - 1)))
-            loss = {"cispo": -weight * advantage * new[t], "sapo": -gate * advantage}.get(kind, -clipped(rho, advantage))
+            p, q = math.exp(new[t].item()), math.exp(old[t].item())
+            far = p - q
+            if kind == "dppo_kl":
+                far = math.copysign(q * math.log(q / p) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8)), p - q)
+            inside = far <= high if advantage > 0 else far >= -low
+            bounded = rho.item() if most is None else min(rho.item(), most)
+            loss = {
+                "cispo": -weight * advantage * new[t],
+                "sapo": -gate * advantage,
+                "gpg": -advantage * new[t],
+                "dro": -advantage * new[t] + 0.15 * (new[t] - old[t]) ** 2,
+                **dict.fromkeys(("dppo_tv", "dppo_kl"), -bounded * advantage * new[t] * inside),
+            }.get(kind, -clipped(rho, advantage))
             losses.append(loss + penalty(t))
         if kind in TOKEN_MEANS:
             terms += losses
@@ -477,7 +489,10 @@ T3, B2 = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([1.0, -1.0])
         (lambda: policy_gradient(T3, T3, B2, [1, 2], dual_clip=1.1), "dual_clip: a finite number above 1.2"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="cispo", dual_clip=9.0), "'cispo' bounds its weights by clip_high"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="gmpo", dual_clip=9.0), "'gmpo' bounds its weights by clip_high"),
-        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="gmpo", ratio="token"), "ratio='token': 'gmpo' clips tokens"),
+        (
+            lambda: policy_gradient(T3, T3, B2, [1, 2], kind="gmpo", ratio="token"),
+            "ratio='token': 'gmpo' has a ratio of its own",
+        ),
         (lambda: group_advantages(B2, [0, 0], baseline="length"), "lengths: the tokens of each of 2 samples are wanted"),
         (lambda: group_advantages(B2, [0, 0], baseline="length", lengths=[1]), "of each of 2 samples are wanted, not list"),
         (lambda: whitened(B2, [1, -1]), "lengths: the tokens of each of 2 samples are wanted"),

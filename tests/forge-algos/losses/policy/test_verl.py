@@ -76,6 +76,27 @@ def cispo(old_log_prob, log_prob, advantages, response_mask, mode, low, high):
     return agg_loss(-torch.clamp(ratio, 1 - low, 1 + high).detach() * advantages * log_prob, response_mask, mode)
 
 
+def dppo(old_log_prob, log_prob, advantages, response_mask, mode, low, high, clip_ratio_c, kind):
+    ratio = torch.exp(torch.clamp(log_prob - old_log_prob, min=-20.0, max=20.0))
+    truncated_ratio = torch.clamp(ratio, max=clip_ratio_c).detach()
+    prob, old_prob = torch.exp(log_prob), torch.exp(old_log_prob)
+    valid_positive_mask = (prob - old_prob) <= high
+    valid_negative_mask = (prob - old_prob) >= -low
+    if kind == "dppo_kl":
+        binary_kl = old_prob * (old_log_prob - log_prob) + (1 - old_prob) * torch.log(
+            (1.0 - old_prob + 1e-8) / (1.0 - prob + 1e-8)
+        )
+        valid_positive_mask = (binary_kl <= high) | (prob <= old_prob)
+        valid_negative_mask = (binary_kl <= low) | (prob >= old_prob)
+    valid_mask = torch.where(advantages > 0, valid_positive_mask, valid_negative_mask).detach()
+    return agg_loss(-advantages * truncated_ratio * log_prob * valid_mask, response_mask, mode)
+
+
+def dro(old_log_prob, log_prob, advantages, response_mask, mode, beta):
+    log_ratio = log_prob - old_log_prob
+    return agg_loss(-(log_prob * advantages - 0.5 * beta * log_ratio.square()), response_mask, mode)
+
+
 def batch(seed, shift=0.7):
     """Return (padded mask, old, new, advantages of completions, lengths), and how a row of all tokens is cut from padded."""
     g = torch.Generator().manual_seed(seed)
@@ -83,7 +104,7 @@ def batch(seed, shift=0.7):
     lengths = torch.randint(1, 8, (B,), generator=g)
     mask = (torch.arange(int(lengths.max()))[None] < lengths[:, None]).double()
     old = -3 * torch.rand(mask.shape, generator=g, dtype=torch.float64)
-    new = (old + shift * torch.randn(mask.shape, generator=g, dtype=torch.float64)).requires_grad_()
+    new = (old + shift * torch.randn(mask.shape, generator=g, dtype=torch.float64)).clamp(max=-1e-3).requires_grad_()
     advantages = torch.randn(B, generator=g, dtype=torch.float64)
     return mask, old, new, advantages, lengths
 
@@ -128,8 +149,42 @@ def test_a_loss_is_verls(theirs, ours, seed, high, c):
     torch.testing.assert_close(torch.autograd.grad(found, new), torch.autograd.grad(expected, new))
 
 
+MODES = {
+    "token-mean": "tokens",
+    "seq-mean-token-mean": "mean",
+    "seq-mean-token-sum": "sum",
+    "seq-mean-token-sum-norm": "max_length",
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["dppo_tv", "dppo_kl", "gpg", "dro", "cispo", "dapo"])
+@given(seed=st.integers(0, 999), c=st.sampled_from([1.5, 20.0]))
+def test_a_loss_is_verls_whatever_is_averaged(kind, mode, seed, c):
+    """Loss and gradient of `loss_mode` with each `loss_agg_mode`, which `reduce` is."""
+    mask, old, new, advantages, lengths = batch(seed)
+    of_tokens = advantages[:, None] * mask
+    own = {"clip": 0.1, "clip_high": 0.05, "dual_clip": c}
+    if kind.startswith("dppo"):
+        expected = dppo(old, new, of_tokens, mask, mode, 0.1, 0.05, c, kind)
+    elif kind == "gpg":
+        own, expected = {}, agg_loss(-new * of_tokens, mask, mode)
+    elif kind == "dro":
+        own, expected = {"dro_beta": 0.4}, dro(old, new, of_tokens, mask, mode, 0.4)
+    elif kind == "cispo":
+        own, expected = {"clip": 0.1, "clip_high": 0.05}, cispo(old, new, of_tokens, mask, mode, 0.1, 0.05)
+    else:
+        expected = vanilla(old, new, of_tokens, mask, mode, 0.1, 0.05, c)
+    here = mask > 0
+    own |= {"max_length": mask.shape[1]} if mode.endswith("norm") else {}
+    terms = policy_gradient(new[here], old[here], advantages, lengths, kind=kind, reduce=MODES[mode], **own)
+    found = terms.sum / terms.count
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found, new), torch.autograd.grad(expected, new))
+
+
 def outcome(scores, index, baseline, lengths, mask, epsilon=1e-4):  # 1e-6 by default there
-    """`compute_*_outcome_advantage` for grpo, rloo, opo and reinforce_plus_plus(_baseline): float[B, S]."""
+    """`compute_*_outcome_advantage` for grpo, rloo, opo, gpg, grpo_passk and reinforce_plus_plus(_baseline): float[B, S]."""
     scores, of_group = scores.clone(), defaultdict(list)
     for i, group in enumerate(index):
         of_group[group].append(i)
@@ -145,6 +200,12 @@ def outcome(scores, index, baseline, lengths, mask, epsilon=1e-4):  # 1e-6 by de
         elif baseline in ("grpo", "reinforce_plus_plus_baseline"):
             scores[i] = given[i] - own.mean()
             scores[i] /= own.std() + epsilon if baseline == "grpo" else 1
+        elif baseline == "gpg":
+            scores[i] = len(given) / torch.count_nonzero(given).clamp(min=1) * (given[i] - own.mean())
+        elif baseline == "grpo_passk":
+            topk, topk_idx = torch.topk(own, 2)
+            best = of_group[group][int(topk_idx[0])]
+            scores[i] = (topk[0] - topk[1]) / (own.std() + epsilon) if i == best else 0
     scores = scores[:, None] * mask
     return masked_whiten(scores, mask) * mask if baseline.startswith("reinforce") else scores
 
@@ -153,6 +214,8 @@ ESTIMATORS = {
     "grpo": {"scale": "group"},
     "rloo": {"baseline": "leave_one_out", "scale": "none"},
     "opo": {"baseline": "length", "scale": "none"},
+    "gpg": {"scale": "nonzero"},
+    "grpo_passk": {"baseline": "second_best", "scale": "group"},
     "reinforce_plus_plus_baseline": {"scale": "none"},
     "reinforce_plus_plus": {"baseline": "none", "scale": "none"},
 }
@@ -167,6 +230,7 @@ def test_an_advantage_is_verls(name, seed, each):
     lengths = torch.randint(1, 8, (len(index),), generator=g)
     mask = (torch.arange(8)[None] < lengths[:, None]).double()
     scores = 10 * torch.rand(len(index), generator=g, dtype=torch.float64)
+    scores[:: each + 1] = 0
     expected = outcome(scores, index, name, lengths.double(), mask)
     found = group_advantages(scores, index, lengths=lengths, **ESTIMATORS[name])
     found = whitened(found, lengths) if name.startswith("reinforce") else found
@@ -181,6 +245,14 @@ def test_equal_rewards_have_a_length_baseline_of_their_own():
     missing = torch.tensor([0.1, torch.nan, 0.3])
     found = group_advantages(missing, [0, 0, 0], baseline="length", scale="none", lengths=lengths)
     torch.testing.assert_close(found, torch.tensor([-0.175, 0.0, 0.025]))
+
+
+def test_of_equal_bests_none_is_above_the_second():
+    """Pass@k: ties, a group of which one sample alone was scored, and one of none, teach nothing."""
+    rewards = torch.tensor([2.0, 2.0, 1.0, torch.nan, 5.0, torch.nan, torch.nan, 3.0, -1.0])
+    groups = [0, 0, 0, 1, 1, 2, 2, 3, 3]
+    found = group_advantages(rewards, groups, baseline="second_best", scale="none")
+    assert found.tolist() == [0, 0, 0, 0, 0, 0, 0, 4, 0]
 
 
 @given(seed=st.integers(0, 99))

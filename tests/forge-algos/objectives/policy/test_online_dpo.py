@@ -16,8 +16,8 @@ NAN = np.nan
 
 
 def settings(**changes):
-    given = {"num_generations": 2, "max_new_tokens": 6, "kl_weight": 0.3, "temperature": 0.8} | changes
-    return GRPOSettings(loss_type="online_dpo", **given)
+    given = {"loss_type": "online_dpo", "num_generations": 2, "max_new_tokens": 6, "kl_weight": 0.3, "temperature": 0.8}
+    return GRPOSettings(**given | changes)
 
 
 def summed(model, made, i, temperature):
@@ -29,9 +29,13 @@ def summed(model, made, i, temperature):
 
 @pytest.mark.parametrize("generations", [2, 5])
 @pytest.mark.parametrize("max_tokens", [12, 500])
-def test_is_dpo_on_the_best_and_the_worst(generations, max_tokens):
-    """A step's loss and gradients are DPO's mean over pairs, however it is cut; pairs of equal rewards have no term."""
-    model, reference, own = digit_model(1, size=0.3), digit_model(2, size=0.3), settings(num_generations=generations)
+@pytest.mark.parametrize("kind", ["online_dpo", "online_ipo"])
+def test_is_dpo_on_the_best_and_the_worst(generations, max_tokens, kind):
+    """A step's loss and gradients are the mean over pairs of DPO or IPO, however it is cut; equal rewards have no term.
+    IPO is that of TRL's OnlineDPOTrainer, of summed log-probabilities: (c - r - 1/2β)².
+    """
+    model, reference = digit_model(1, size=0.3), digit_model(2, size=0.3)
+    own = settings(num_generations=generations, loss_type=kind)
     made = rollout(model, own, reference=reference, max_tokens=max_tokens)
     objective = GRPO(own)
     bound = objective.bind(model, device=CPU)
@@ -50,7 +54,10 @@ def test_is_dpo_on_the_best_and_the_worst(generations, max_tokens):
         best, worst = members[made.rewards[members].argmax()], max(ranked[made.rewards[ranked] == made.rewards[ranked[0]]])
         if made.rewards[best] > made.rewards[worst]:
             logps = [summed(each, made, i, 0.8)[None] for each in (model, reference) for i in (best, worst)]
-            found.append(dpo(logps[0], logps[1], logps[2].detach(), logps[3].detach(), beta=0.3).sum)
+            margin = logps[0] - logps[1] - (logps[2] - logps[3]).detach()
+            ipo = (margin - 1 / (2 * 0.3)).square().sum()
+            plain = dpo(logps[0], logps[1], logps[2].detach(), logps[3].detach(), beta=0.3).sum
+            found.append(ipo if kind == "online_ipo" else plain)
     assert len(found) > 3
     expected = sum(found) / 6
     expected.backward()
@@ -97,6 +104,8 @@ def test_cut_off_completions_are_in_no_pair():
         ({"kl_estimator": "unbiased"}, "kl_estimator='unbiased' has no effect"),
         ({"multi_objective_aggregation": "normalize_then_sum"}, "multi_objective_aggregation=.* has no effect"),
         ({"vespo_k_pos": 1.0}, "vespo_k_pos=1.0 has no effect"),
+        ({"loss_reduction": "tokens"}, "loss_reduction='tokens' has no effect .* losses are of whole completions"),
+        ({"loss_type": "online_ipo", "clip": 0.1}, "clip=0.1 has no effect with loss_type='online_ipo'"),
     ],
 )
 def test_what_pairs_do_not_read_is_refused(changes, said):

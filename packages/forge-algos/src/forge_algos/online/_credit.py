@@ -161,15 +161,18 @@ def pairs_of(rewards: Floats, groups: NDArray[np.int64], usable: NDArray[np.bool
 def pair(settings: Any, scored: Scored) -> Floats:
     """Compute ±2β·σ(-β(c - r)) of the better and the worse completion of each pair (online DPO).
 
-    c and r are log π/π_ref of both. It is the slope of -log σ(β(c - r)), twice, as the mean is over completions. A pair of
-    equal rewards prefers nothing: 0.
+    c and r are log π/π_ref of both. It is the slope of -log σ(β(c - r)), twice, as the mean is over completions; of IPO's
+    (c - r - 1/2β)² it is ±4(1/2β - (c - r)). A pair of equal rewards prefers nothing: 0.
     """
     lengths, advantages = scored.lengths, np.zeros_like(scored.rewards)
     starts = lengths.cumsum() - lengths
     ratios = np.add.reduceat(scored.penalty.astype(np.float64), starts) if len(lengths) else np.zeros(0)
     for chosen, rejected in pairs_of(scored.rewards, scored.groups, scored.trained).tolist():
         if scored.rewards[chosen] > scored.rewards[rejected]:
-            slope = 2 * settings.kl_weight / (1 + math.exp(min(ratios[chosen] - ratios[rejected], 700.0)))
+            margin, beta = ratios[chosen] - ratios[rejected], settings.kl_weight  # margin is β(c - r)
+            slope = 2 * beta / (1 + math.exp(min(margin, 700.0)))
+            if settings.loss_type == "online_ipo":
+                slope = 4 * (1 / 2 - margin) / beta
             advantages[chosen], advantages[rejected] = slope, -slope
     return advantages
 

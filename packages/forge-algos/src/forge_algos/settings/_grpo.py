@@ -14,6 +14,7 @@ from forge_algos.settings._policy_kinds import (
     GRPOLoss,
     Level,
     PolicyKind,
+    Reduce,
     Scale,
     grpo_kinds,
 )
@@ -22,6 +23,7 @@ from forge_algos.settings._validators import key_of, number, one_of
 KLEstimator = Literal["k3", "unbiased"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 
+_BASELINE: Baseline = "mean"
 _ADAPTIVE = ("entropy_target", "entropy_coef_delta", "entropy_coef_min", "entropy_coef_max")
 _GAMMA = ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")
 
@@ -48,7 +50,15 @@ class GRPOSettings(GroupSettings):
     weighed by a bounded ratio ("cispo", arXiv 2506.13585); or completions whose ratio is made of bounded ratios of their tokens
     ("gmpo", arXiv 2507.20673); or completions' means where a sigmoid stands for the clip ("sapo",
     arXiv 2511.20347); or tokens weighed by a smooth function of their completion's ratio ("vespo", arXiv 2602.10693).
-    Or DPO on the best and the worst completion of each prompt ("online_dpo", arXiv 2402.04792), whose β is kl_weight."""
+    Or tokens whose probability may not move further than a divergence ("dppo_tv", "dppo_kl", arXiv 2602.04879), or which have
+    no ratio ("gpg", arXiv 2504.02546), or a square of its logarithm that `dro_beta` weighs ("dro").
+    Or DPO on the best and the worst completion of each prompt ("online_dpo", arXiv 2402.04792; "online_ipo" with the loss of
+    arXiv 2310.12036), whose β is kl_weight."""
+    loss_reduction: Reduce | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Reduce)))
+    """What is averaged, in the place of what the loss type averages: tokens of the step ("tokens"), or of
+    completions the means over their tokens ("mean"), their sums ("sum"), or these over max_new_tokens ("max_length")."""
+    dro_beta: float | None = attrs.field(default=None, validator=above_or_none)
+    """β of loss_type=dro, which needs it: half of it weighs the squared log-ratio of each token to the policy that sampled."""
     importance_sampling_level: Level | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Level)))
     """Whose ratio to the policy that sampled it is: each token's own ("token"), or a completion's, the geometric mean of its
     tokens' ("sequence"). By default the loss type's: a completion's for gspo and luspo."""
@@ -73,7 +83,7 @@ class GRPOSettings(GroupSettings):
     out."""
     dual_clip: float | None = attrs.field(default=None, validator=above_or_none)
     """What the ratio counts at most where the advantage is negative, above 1 + clip_high;
-    by default it has no bound there."""
+    by default it has no bound there. With dppo_tv and dppo_kl whatever the advantage, above 1."""
     entropy_coef: float = attrs.field(default=0.0, validator=number(kind=float))
     """Weight of the policy's entropy in nats, a mean over all tokens of the step,
     which is subtracted from the loss: it keeps the policy from becoming certain."""
@@ -96,12 +106,13 @@ class GRPOSettings(GroupSettings):
     1 with baseline=none alone."""
     scale_rewards: Scale | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Scale)))
     """Divisor of the advantages: the standard deviation of the group's rewards ("group"),
-    of the rollout's ("batch"), or "none". By default the group's, and none for dr_grpo, with `whiten`, or with another baseline
-    than the mean."""
-    baseline: Baseline = attrs.field(default="mean", validator=one_of(Baseline))
+    of the rollout's ("batch"), the share of the rollout's rewards that are not 0 ("nonzero", GPG), or "none". By default the
+    group's, and none for dr_grpo, with `whiten`, or with another baseline than the mean."""
+    baseline: Baseline = attrs.field(default=_BASELINE, validator=one_of(Baseline))
     """What is subtracted from a reward: the mean of its group ("mean"), of the group's
     others ("leave_one_out"), of the group by number of tokens ("length", OPO, arXiv 2505.23585), or nothing ("none",
-    REINFORCE++, arXiv 2501.03262)."""
+    REINFORCE++, arXiv 2501.03262). With "second_best" only the best of a group has an advantage, what it has above the second
+    best (Pass@k, arXiv 2503.19595)."""
     whiten: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
     """Whether a rollout's advantages are scaled to mean 0 and deviation 1 over its tokens
     (REINFORCE++, arXiv 2501.03262)."""
@@ -145,8 +156,15 @@ class GRPOSettings(GroupSettings):
         self._check_alone(not kind.bounded, ("clip", "clip_high", "dual_clip"), f"{form}, which clips nothing")
         self._check_alone(kind.clipped != "gate", ("sapo_temperature_pos", "sapo_temperature_neg"), form)
         self._check_alone(kind.clipped != "gamma", _GAMMA, form)
-        fixed = "which has no ratio" if kind.clipped == "none" else "whose ratio is a completion's"
-        self._check_alone(kind.clipped in ("gamma", "tokens", "none"), ("importance_sampling_level",), f"{form}, {fixed}")
+        whose = "whose ratio is a token's" if kind.ratio == "token" else "whose ratio is a completion's"
+        fixed = "which has no ratio" if kind.clipped == "none" else whose
+        self._check_alone(kind.fixed, ("importance_sampling_level",), f"{form}, {fixed}")
+        self._check_alone(kind.whole, ("loss_reduction",), f"{form}, whose losses are of whole completions")
+        if (self.dro_beta is None) == (kind.clipped == "square"):
+            needs = (
+                "needs dro_beta, above 0" if self.dro_beta is None else f"does not read dro_beta={self.dro_beta}; leave it out"
+            )
+            raise ValueError(f"loss_type={self.loss_type!r} {needs}")
         if self.dual_clip is not None and kind.clipped in ("weight", "tokens"):
             why = "whose ratio clip_high bounds" if kind.clipped == "weight" else "which bounds the ratios of tokens instead"
             raise ValueError(f"dual_clip has no effect with loss_type={self.loss_type!r}, {why}")
@@ -164,8 +182,8 @@ class GRPOSettings(GroupSettings):
         if self.kl_in_reward and not self.kl_weight:
             raise ValueError("kl_in_reward=True has no effect with kl_weight=0; set a weight, or leave it out")
         self._check_alone(self.kl_in_reward, ("kl_estimator",), "with kl_in_reward=True, which subtracts k1")
-        if self.whiten and self.scale == "batch":
-            raise ValueError("scale_rewards='batch' has no effect with whiten=True, which divides by another deviation")
+        if self.whiten and self.scale in ("batch", "nonzero"):
+            raise ValueError(f"scale_rewards={self.scale!r} has no effect with whiten=True, which divides by another deviation")
         if self.kl_in_reward and self.baseline == "none" and not self.policy.per_token:
             raise ValueError(
                 f"kl_in_reward=True with baseline='none' gives each token an advantage of its own, and loss_type="
@@ -188,8 +206,8 @@ class GRPOSettings(GroupSettings):
 
     @property
     def paired(self) -> bool:
-        """Whether `loss_type` is online_dpo."""
-        return self.loss_type == "online_dpo"
+        """Whether `loss_type` is online_dpo or online_ipo."""
+        return self.loss_type in ("online_dpo", "online_ipo")
 
     @property
     def kind(self) -> str:
@@ -198,8 +216,9 @@ class GRPOSettings(GroupSettings):
 
     @property
     def policy(self) -> PolicyKind:
-        """Row of `loss_type`, with the ratio of `importance_sampling_level`."""
+        """Row of `loss_type`, with the ratio and the terms that other settings name."""
         row, level = POLICY_KINDS[self.loss_type], self.importance_sampling_level
+        row = row if self.loss_reduction is None else attrs.evolve(row, reduce=self.loss_reduction)
         if level is None or (level == "sequence" and row.ratio != "token"):
             return row
         return attrs.evolve(row, ratio="token" if level == "token" else "sequence_mean")

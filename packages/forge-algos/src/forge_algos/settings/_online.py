@@ -112,7 +112,8 @@ class OnlineSettings:
     already, and factor of their negative ones; above 1 they come less often (arXiv 1909.05858)."""
     clip: float | None = attrs.field(default=None, validator=clip_or_none)
     """How far the probability ratio to the policy that sampled may fall below 1 before its
-    gradient is cut. By default 0.2; 0.0003 for gspo and luspo, and no bound for cispo."""
+    gradient is cut. By default 0.2; 0.0003 for gspo and luspo, and no bound for cispo. How far the
+    probability of a token may move for dppo_tv, 0.15 by default, and its divergence for dppo_kl, 0.05."""
     clip_high: float | None = attrs.field(default=None, validator=above_or_none)
     """How far the ratio may rise above 1. By default as `clip`; where that is not set
     either, 0.2, 0.0004 for gspo and luspo and 4 for cispo. DAPO uses 0.28."""
@@ -204,7 +205,9 @@ class OnlineSettings:
 def check_dual_clip(settings: OnlineSettings, dual_clip: float | None) -> None:
     """Raise ValueError where the bound lies below where the ratio is clipped anyway."""
     _, high = settings.policy.bounds(settings.clip, settings.clip_high)
-    if dual_clip is not None and dual_clip <= 1 + high:
+    if dual_clip is not None and settings.policy.diverges and dual_clip <= 1:
+        raise ValueError(f"dual_clip={dual_clip} must be above 1, which every ratio is at first")
+    if dual_clip is not None and not settings.policy.diverges and dual_clip <= 1 + high:
         raise ValueError(f"dual_clip={dual_clip} must be above 1 + clip_high, {1 + high:g} here")
 
 

@@ -11,9 +11,9 @@ import attrs
 Ratio = Literal["token", "sequence_sum", "sequence_mean"]
 Level = Literal["token", "sequence"]
 Reduce = Literal["tokens", "mean", "sum", "max_length"]
-Clipped = Literal["objective", "weight", "tokens", "gate", "gamma", "none"]
-Scale = Literal["group", "batch", "none"]
-Baseline = Literal["mean", "leave_one_out", "length", "none"]
+Clipped = Literal["objective", "weight", "tokens", "gate", "gamma", "tv", "kl", "square", "none"]
+Scale = Literal["group", "batch", "nonzero", "none"]
+Baseline = Literal["mean", "leave_one_out", "length", "second_best", "none"]
 
 
 @attrs.frozen(kw_only=True)
@@ -37,8 +37,10 @@ class PolicyKind:
     ("objective"), or the ratio as a weight without gradient of A · log π ("weight"), or the log-ratio of each token, of which
     the completion's is the mean ("tokens"); or nothing is, and a sigmoid of the ratio
     stands in its place, whose gradient fades on both sides of 1 ("gate"), or its weight without gradient of A · log π is one
-    that falls on both sides of 1, the density of a Gamma distribution ("gamma"); or there is no ratio, as in A · log π of a
-    completion ("none")."""
+    that falls on both sides of 1, the density of a Gamma distribution ("gamma"). Or a weight of A · log π without bounds of its
+    own is 0 where the token's probability moved too far, by total variation ("tv") or Kullback-Leibler divergence ("kl") of
+    the token and all others; or β/2 · (log-ratio)² holds A · log π near the policy that sampled ("square"); or there is no
+    ratio, as in A · log π ("none")."""
     clip: tuple[float | None, float] = (0.2, 0.2)
     """How far the ratio may fall below 1, and rise above it, where nothing else is set;
     None does not bound it below. Not read where nothing is clipped."""
@@ -57,14 +59,29 @@ class PolicyKind:
         return self.ratio == "token" or self.weighs or self.reduce in ("tokens", "max_length")
 
     @property
+    def diverges(self) -> bool:
+        """Whether `clip` and `clip_high` bound a divergence of a token's probability."""
+        return self.clipped in ("tv", "kl")
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the ratio is the kind's own, and no other may stand in its place."""
+        return self.clipped in ("gamma", "tokens", "none", "square") or self.diverges
+
+    @property
+    def whole(self) -> bool:
+        """Whether its loss is of a whole completion, whatever is averaged."""
+        return self.clipped == "tokens" or (self.clipped == "none" and self.ratio != "token")
+
+    @property
     def weighs(self) -> bool:
         """Whether the ratio is a weight without gradient of A · log π."""
         return self.clipped in ("weight", "gamma")
 
     @property
     def bounded(self) -> bool:
-        """Whether the ratio is clipped by bounds at all."""
-        return self.clipped in ("objective", "weight", "tokens")
+        """Whether `clip` and `clip_high` are read at all."""
+        return self.clipped in ("objective", "weight", "tokens") or self.diverges
 
     @property
     def unit(self) -> str:
@@ -89,7 +106,16 @@ POLICY_KINDS: dict[str, PolicyKind] = {
     ),
     "sapo": PolicyKind(ratio="token", reduce="mean", clipped="gate", grpo=True),  # arXiv 2511.20347
     "vespo": PolicyKind(ratio="sequence_sum", reduce="tokens", clipped="gamma", grpo=True),  # arXiv 2602.10693
+    "dppo_tv": PolicyKind(ratio="token", reduce="tokens", clipped="tv", grpo=True, clip=(0.15, 0.15)),  # arXiv 2602.04879
+    "dppo_kl": PolicyKind(
+        ratio="token", reduce="tokens", clipped="kl", grpo=True, clip=(0.05, 0.05)
+    ),  # the same; verl's bounds
+    "gpg": PolicyKind(ratio="token", reduce="tokens", clipped="none", grpo=True),  # arXiv 2504.02546
+    "dro": PolicyKind(ratio="token", reduce="tokens", clipped="square", grpo=True),  # verl's, after arXiv 2405.19107
     "online_dpo": PolicyKind(  # arXiv 2402.04792; its advantages are the slopes of a pair's DPO loss
+        ratio="sequence_sum", reduce="mean", clipped="none", kl=False, grpo=True, scale="none"
+    ),
+    "online_ipo": PolicyKind(  # the same with the loss of arXiv 2310.12036, equation 17
         ratio="sequence_sum", reduce="mean", clipped="none", kl=False, grpo=True, scale="none"
     ),
     "ppo": PolicyKind(ratio="token", reduce="tokens"),  # arXiv 1707.06347, equation 7

@@ -74,6 +74,8 @@ REFUSED: dict[str, str] = {
         "TRL samples with the trained model here: choose backend=forge",
     ),
     "missing_eos_penalty": "TRL has none for GRPO; let a reward function subtract it",
+    "loss_reduction": "TRL averages as its loss type does: set loss_type",
+    "dro_beta": "TRL has no such loss",
     **dict.fromkeys(("baseline", "whiten", "kl_in_reward"), "TRL's GRPO subtracts the group's mean and has the KL in its loss"),
     "overlong_buffer": "TRL has it as a reward function: give reward one that subtracts it",
     **dict.fromkeys(
@@ -141,15 +143,8 @@ class TRLBackend(Backend):
             )
         if s.passed_on.pad_to_multiple_of is not None and verb == "grpo":
             raise SettingsError("pad_to_multiple_of has no effect with grpo: leave it out.")
-        if verb == "grpo" and s.objective.loss_type == "gmpo":
-            raise SettingsError(
-                "loss_type=gmpo is not available with backend=trl, which has no such loss: choose backend=forge."
-            )
-        if verb == "grpo" and s.objective.paired:
-            raise SettingsError(
-                "loss_type=online_dpo is not available with backend=trl, whose GRPOTrainer trains on no pairs: choose "
-                "backend=forge."
-            )
+        if verb == "grpo":
+            _check_policy(s.objective)
         if verb == "grpo" and s.objective.loss_type == "cispo" and s.objective.clip is not None:
             raise SettingsError(
                 f"clip={s.objective.clip:g} is not available with loss_type=cispo of backend=trl, which bounds the ratio above "
@@ -171,3 +166,18 @@ class TRLBackend(Backend):
         if target is not None:
             raise SettingsError("--for is not available with backend=trl, whose memory is not planned: leave it out.")
         return rehearse(*read_request(self, params)[:3])
+
+
+def _check_policy(s: Any) -> None:
+    """Raise SettingsError for a policy loss or a scale that TRL's GRPOTrainer does not have."""
+    if s.loss_type in ("gmpo", "dppo_tv", "dppo_kl", "gpg", "dro"):
+        raise SettingsError(
+            f"loss_type={s.loss_type} is not available with backend=trl, which has no such loss: choose backend=forge."
+        )
+    if s.scale == "nonzero":
+        raise SettingsError("scale_rewards=nonzero is not available with backend=trl: set group, batch or none.")
+    if s.paired:
+        raise SettingsError(
+            f"loss_type={s.loss_type} is not available with backend=trl, whose GRPOTrainer trains on no pairs: "
+            "choose backend=forge."
+        )

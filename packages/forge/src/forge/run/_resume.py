@@ -142,6 +142,8 @@ ADDED = {
     "importance_sampling_level": None,
     "top_entropy_quantile": 1.0,
     "off_policy_mask_threshold": None,
+    "loss_reduction": None,
+    "dro_beta": None,
     "multi_objective_aggregation": "sum_then_normalize",
     "sapo_temperature_pos": 1.0,
     "sapo_temperature_neg": 1.05,

@@ -216,7 +216,7 @@ TOLD = {
         "give min_group_reward and max_group_reward": "dynamic_filtering_reward_range",
         "effective_batch_size, the prompts of a rollout, divided by it is updates_per_pass": "ppo_mini_batch_size",
         "choose forge ppo, or forge grpo with baseline, whiten and scale_rewards": "adv_estimator advantage_estimator",
-        "choose loss_type: dapo is a mean over tokens, grpo over completions": "loss_agg_mode",
+        "choose loss_type: dapo is a mean over tokens, grpo over completions; or loss_reduction beside one": "loss_agg_mode",
         "kl_weight is its weight, in the loss or with kl_in_reward=true in the reward": "use_kl_loss",
         "max_prompt_len with on_overflow: drop (the default) or error": "filter_overlong_prompts",
         "env=package.module:Class answers the model's turns": "agent_func_path multi_turn",

@@ -8,8 +8,8 @@ import torch
 from forge_algos._errors import LossError
 from forge_algos.losses import _check
 
-BASELINES = ("mean", "leave_one_out", "length", "none")
-SCALES = ("group", "batch", "none")
+BASELINES = ("mean", "leave_one_out", "length", "second_best", "none")
+SCALES = ("group", "batch", "nonzero", "none")
 EPSILON = 1e-4
 """Added to a standard deviation before anything is divided by it, as TRL does."""
 WHITE = 1e-8
@@ -95,17 +95,18 @@ def group_advantages(
 
     GRPO (arXiv 2402.03300, section 4.1.2) is `mean` and `group`, Dr. GRPO (2503.20783) `mean` and `none`, RLOO (2402.14740,
     equation 7) `leave_one_out` and `none`, OPO (2505.23585) `length` and `none`. REINFORCE++ (2501.03262) is `none` and
-    `none`, and with a baseline `mean` and `none`, whitened.
+    `none`, and with a baseline `mean` and `none`, whitened. GPG (2504.02546), as verl has it, is `mean` and `nonzero`. With
+    `second_best` (Pass@k training, 2503.19595) only a group's best sample has an advantage: what it has above the second best.
 
-    What is coupled: the samples of a group, and with scale="batch" all samples of one call. So call it with whole groups, once
-    for a whole step, before the step is cut.
+    What is coupled: the samples of a group, and with scale="batch" or "nonzero" all samples of one call. So call it with whole
+    groups, once for a whole step, before the step is cut.
 
     Args:
         rewards: float[B]; NaN is a sample that could not be scored: it counts in no mean, and its advantage is 0.
         groups: int[B], which group each sample belongs to: any numbers from 0, in any order, groups of any size.
-        baseline: mean, leave_one_out (the mean of the others), length (the mean by number of tokens), or none (0).
-        scale: group or batch (divide by that standard deviation, with Bessel's correction, plus 1e-4), or none.
-
+        baseline: mean, leave_one_out (the mean of the others), length (the mean by number of tokens), second_best, or none (0).
+        scale: group or batch (divide by that standard deviation, with Bessel's correction, plus 1e-4), nonzero (by the share
+            of rewards other than 0), or none.
         lengths: int[B], tokens of each sample, from 1; read by `length` alone.
 
     Returns:
@@ -156,8 +157,13 @@ def group_advantages(
         weight = torch.where(scored, _lengths(lengths, r), 0)
         sums = r.new_zeros(2, G).index_add(1, ids, torch.stack([weight * centred, weight]))
         centred = torch.where(scored, centred - (sums[0] / sums[1].clamp(min=1))[ids], 0)
+    elif baseline == "second_best":
+        centred = _above_second(r, ids, G, count_G)
     elif baseline == "none":
         centred = zeroed
+    if scale == "nonzero":
+        given = int(scored.sum())
+        return centred * (given / max(int((zeroed != 0).sum()), 1))
     return centred if deviation is None else centred / (deviation + EPSILON)
 
 
@@ -229,6 +235,18 @@ def whitened(advantages: torch.Tensor, lengths: torch.Tensor | Sequence[int]) ->
     wide = wide - (weight * wide).sum() / tokens
     deviation = ((weight * wide.square()).sum() / (tokens - 1)).sqrt()
     return (wide / (deviation + WHITE)).to(a.dtype)
+
+
+def _above_second(r: torch.Tensor, ids: torch.Tensor, G: int, count_G: torch.Tensor) -> torch.Tensor:
+    """Return what each group's best reward has above the second best; 0 for other samples."""
+    known = torch.where(r.isnan(), -torch.inf, r)
+    best_G = r.new_full((G,), -torch.inf).scatter_reduce(0, ids, known, "amax")
+    places = torch.arange(len(r), device=r.device)
+    first_G = places.new_full((G,), len(r)).scatter_reduce(0, ids, torch.where(known == best_G[ids], places, len(r)), "amin")
+    others = torch.where(places == first_G[ids], -torch.inf, known)
+    second_G = r.new_full((G,), -torch.inf).scatter_reduce(0, ids, others, "amax")
+    above_G = torch.where(count_G > 1, best_G - second_G, 0)
+    return torch.where((places == first_G[ids]) & (count_G > 1)[ids], above_G[ids], 0)
 
 
 def _lengths(lengths: torch.Tensor | Sequence[int] | None, values: torch.Tensor) -> torch.Tensor:

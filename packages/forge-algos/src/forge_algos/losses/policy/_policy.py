@@ -13,11 +13,13 @@ from forge_algos.losses._kl import estimate
 from forge_algos.losses._numeric import finite_exp
 from forge_algos.losses._sums import sums
 from forge_algos.losses._terms import LossTerms, summed
-from forge_algos.settings._policy_kinds import GAMMA, GATE, POLICY_KINDS, Ratio
+from forge_algos.settings._policy_kinds import GAMMA, GATE, POLICY_KINDS, PolicyKind, Ratio, Reduce
 from forge_algos.settings._validators import either
 
 _LEAST, _MOST = math.log(1e-8), 20.0
 """Least and greatest log-ratio of a sample of which a Gamma weight is taken, as in TRL."""
+_LEAST_REST = 1e-8
+"""Added to the probability of all other tokens, of which a logarithm is taken."""
 LOSS_ESTIMATORS = ("k3", "unbiased")
 """Estimators of the KL to the reference that may be a part of the loss."""
 
@@ -47,6 +49,7 @@ def policy_gradient(
     *,
     kind: str = "dapo",
     ratio: Ratio | None = None,
+    reduce: Reduce | None = None,
     clip: float | None = None,
     clip_high: float | None = None,
     dual_clip: float | None = None,
@@ -57,6 +60,7 @@ def policy_gradient(
     temperatures: tuple[float, float] | None = None,
     gamma_weights: tuple[tuple[float, float], tuple[float, float]] | None = None,
     off_policy_threshold: float | None = None,
+    dro_beta: float | None = None,
 ) -> LossTerms:
     """Sum -min(ρA, clamp(ρ, 1 - clip, 1 + clip_high)A), normalised as the kind is.
 
@@ -79,8 +83,13 @@ def policy_gradient(
     - `vespo` (2602.10693): -sg(φ(ρ))·A·log π of a token, ρ the product of its sample's, φ(ρ) = ρ^k·e^(λ(1 - ρ)), which is 1
       at 1 and falls on both sides of its peak at k/λ; `.count` is T. A token's log-ratio counts up to ±20, a sample's from
       log 1e-8 to 20, as in TRL.
-    - `online_dpo` (2402.04792): -A·log π of a whole sample, without a ratio: with the slope of a pair's DPO loss as A, its
-      gradient on the policy that sampled is that loss's; `.count` is B.
+    - `dppo_tv`, `dppo_kl` (2602.04879): -sg(ρ)·A·log π of a token, 0 where its probability p went too far the way that A pushes
+      it: p - p_old above clip_high where A is above 0, and below -clip elsewhere, or the divergence of (p, 1 - p) from (p_old,
+      1 - p_old) likewise; `.count` is T.
+    - `gpg` (2504.02546): -A·log π of a token, without a ratio; `.count` is T.
+    - `dro` (verl's form of 2405.19107): -A·log π + β/2·(log ρ)² of a token; `.count` is T.
+    - `online_dpo`, `online_ipo` (2402.04792): -A·log π of a whole sample, without a ratio: with the slope of a pair's DPO or
+      IPO loss as A, its gradient on the policy that sampled is that loss's; `.count` is B.
     - `rloo` (2402.14740): ρ of a whole sample, from summed log-probabilities; `.count` is B.
 
     No term depends on another sample: what couples samples is the advantages, which are an argument (`group_advantages`,
@@ -92,18 +101,20 @@ def policy_gradient(
         old_logps: float[T], those of the policy that sampled; `logps.detach()` for a first, on-policy step.
         advantages: float[B], or where tokens have losses of their own float[T] (as from `gae`); no gradient reaches them.
         lengths: int[B], tokens of each sample; they add up to T. On the CPU, so that nothing waits for the device.
-        kind: a name in `POLICY_KINDS`: cispo, dapo, dr_grpo, gmpo, grpo, gspo, luspo, online_dpo, ppo, rloo, sapo
-            or vespo.
+        kind: a name in `POLICY_KINDS`: cispo, dapo, dppo_kl, dppo_tv, dr_grpo, dro, gmpo, gpg, grpo, gspo, luspo, online_dpo,
+            online_ipo, ppo, rloo, sapo or vespo.
         ratio: whose ratio, in the place of the kind's: token, sequence_mean (as in `gspo`) or sequence_sum (as in `rloo`).
             Terms and what they are divided by stay the kind's: with `dapo` a sample's ratio then counts once a token. Not for
-            `gmpo`.
+            `gmpo` and those whose ratio is no choice.
+        reduce: what a term is, in the place of the kind's: a token ("tokens"), or of a sample the mean over its tokens
+            ("mean"), their sum ("sum"), or that over `max_length` ("max_length").
         clip: above 0 and below 1; None is the kind's own: 0.2, 0.0003 for `gspo` and `luspo`, 0.4 for `gmpo`, no bound for
-            `cispo`. Not for `sapo` and `vespo`.
+            `cispo`; of a divergence 0.15 for `dppo_tv`, 0.05 for `dppo_kl`. Not for those that clip nothing.
         clip_high: above 0; None is `clip`, or the kind's own where that is None too: 0.2, 0.0004 for `gspo` and
             `luspo`, 0.4 for `gmpo`, 4 for `cispo`. DAPO uses 0.28 over 0.2.
         dual_clip: above 1 + clip_high: what ρ counts at most where the advantage is negative, so that no such term is without
             bound (c of 1912.09729, equation 5, δ of 2505.07291, equation 1). Not for `cispo`, whose weights are bounded,
-            `gmpo`, `sapo` and `vespo`.
+            `gmpo`, and those that clip nothing. With `dppo_tv` and `dppo_kl` for any advantage.
         max_length: tokens of the longest sample that was possible; for kinds that divide by it (`dr_grpo`), and only for them.
         ref_logps: float[T], the reference's; with a `kl_weight` above 0.
         kl_weight: from 0; adds this times the KL's estimate to each token (GRPO's β). Not for `rloo`, whose penalty is part of
@@ -115,7 +126,9 @@ def policy_gradient(
         gamma_weights: of `vespo`, and only of it: (k, λ) where the advantage is not negative, and (k, λ) where it is; ((2, 3),
             (3, 2)) by default. k is from 0, λ above 0.
         off_policy_threshold: above 0: a sample whose advantage is negative, and whose tokens' mean log π_old - log π is above
-            it, in nats, has no term but the KL's (DeepSeek-V3.2, 2512.02556, section 3.1). It counts all the same.
+            it, in nats, has no term but the KL's and the square of `dro` (DeepSeek-V3.2, 2512.02556, section 3.1). It counts
+            all the same.
+        dro_beta: of `dro`, and needed there: β, above 0.
 
     Returns:
         LossTerms: over tokens or samples, as above. Stats, over the same terms (a sample's are means over its tokens):
@@ -129,61 +142,40 @@ def policy_gradient(
     >>> terms.per_sample.tolist(), terms.count
     ([-1.0, 1.0], 2)
     """
-    _check.one_of("kind", kind, POLICY_KINDS)
-    how = POLICY_KINDS[kind]
-    if ratio is not None:
-        _check.one_of("ratio", ratio, get_args(Ratio))
-        if how.clipped == "tokens" and ratio != how.ratio:
-            raise LossError(f"ratio={ratio!r}: {kind!r} clips tokens of which a sample's ratio is made; leave it out")
-        how = attrs.evolve(how, ratio=ratio)
+    how = _row_of(kind, ratio, reduce)
     low, high = how.bounds(clip, clip_high)
-    _check_settings(kind, low, high, dual_clip, max_length, ref_logps, kl_weight, kl_estimator)
-    _check_unclipped(kind, clip, clip_high, dual_clip, temperatures, gamma_weights)
+    _check_settings(kind, how, low, high, dual_clip, max_length, ref_logps, kl_weight, kl_estimator)
+    _check_unclipped(kind, clip, clip_high, dual_clip, temperatures, gamma_weights, dro_beta)
     given = _check.samples("ref_logps", logps=logps, old_logps=old_logps, ref_logps=ref_logps)
     new = given["logps"]
     sizes = _check.cuts(lengths, new, "logps")
     row = _Row(sizes, torch.tensor(sizes, dtype=torch.int64, device=new.device))
-    token_ratio = log_ratio = new - given["old_logps"].detach()
+    log_ratio = new - given["old_logps"].detach()
     if how.ratio != "token":
         log_ratio = log_ratio.clamp(-_MOST, _MOST) if how.clipped == "gamma" else log_ratio
         log_ratio = row.sums(log_ratio) if how.ratio == "sequence_sum" else row.means(log_ratio)
         log_ratio = row.spread(log_ratio) if how.per_token else log_ratio
     weights = _advantages(advantages, row, kind, of_tokens=how.per_token).to(new.dtype)
     rho = finite_exp(log_ratio)
-    least = None if low is None else 1 - low
-    held = rho.clamp(least, 1 + high)
-    below, above = held > rho, held < rho
+    old = given["old_logps"].detach()
     if how.clipped == "gate":
-        positive, other = GATE if temperatures is None else temperatures
-        # A tensor: of two numbers torch makes float32, whatever the row is in.
-        tau = torch.where(weights > 0, rho.new_full((), positive), other)
-        losses = -4 / tau * torch.sigmoid(tau * (rho - 1)) * weights
-        below = above = torch.zeros_like(below)
+        losses = _gated(rho, weights, GATE if temperatures is None else temperatures)
+        below = above = torch.zeros_like(rho)
     elif how.clipped == "gamma":
-        (k, rate), (k_below, rate_below) = GAMMA if gamma_weights is None else gamma_weights
-        log_w = log_ratio.detach().clamp(_LEAST, _MOST)
-        powers, rates = (torch.where(weights >= 0, log_w.new_full((), a), b) for a, b in ((k, k_below), (rate, rate_below)))
-        losses = -finite_exp(powers * log_w + rates * (1 - log_w.exp())) * weights * new
-        below = above = torch.zeros_like(below)
-    elif how.clipped == "none":
-        losses = -weights * row.sums(new)
-        below = above = torch.zeros_like(below)
-    elif how.clipped == "weight":
-        losses = -held.detach() * weights * new
-    elif how.clipped == "tokens":
-        positive = row.spread(weights > 0)
-        held = torch.where(positive, token_ratio.clamp(max=high), token_ratio if low is None else token_ratio.clamp(min=-low))
-        losses = -finite_exp(row.means(held)) * weights
-        below, above = row.means((held > token_ratio).to(new.dtype)), row.means((held < token_ratio).to(new.dtype))
+        losses = -_gamma(log_ratio.detach(), weights, GAMMA if gamma_weights is None else gamma_weights) * weights * new
+        below = above = torch.zeros_like(rho)
+    elif how.clipped in ("none", "square"):
+        losses = -weights * (new if how.per_token else row.sums(new))
+        below = above = torch.zeros_like(losses)
     else:
-        whole = rho if dual_clip is None else rho.clamp(max=dual_clip)
-        losses = -torch.minimum(whole * weights, held * weights)
-        below, above = below & (weights < 0), (above & (weights > 0)) | ((whole < rho) & (weights < 0))
+        losses, below, above = _bounded(how, row, rho, new, old, weights, (low, high), dual_clip)
     if off_policy_threshold is not None:
         _check.number("off_policy_threshold", off_policy_threshold, above=0)
         near = row.means((given["old_logps"] - new).detach()) <= off_policy_threshold
         near = row.spread(near) if how.per_token else near
         losses = torch.where(near | (weights >= 0), losses, 0)
+    if dro_beta is not None:
+        losses = losses + dro_beta / 2 * log_ratio.square()
     stats = {
         "clipped_low": below.to(new.dtype),
         "clipped_high": above.to(new.dtype),
@@ -258,6 +250,81 @@ def _advantages(advantages: torch.Tensor, row: _Row, kind: str, *, of_tokens: bo
     raise LossError(f"advantages: {wanted} are wanted for {kind!r}, not {len(found)}")
 
 
+def _row_of(kind: str, ratio: Ratio | None, reduce: Reduce | None) -> PolicyKind:
+    """Return the kind's row with this ratio and these terms; raise LossError for others."""
+    _check.one_of("kind", kind, POLICY_KINDS)
+    how = POLICY_KINDS[kind]
+    if ratio is not None:
+        _check.one_of("ratio", ratio, get_args(Ratio))
+        if how.fixed and ratio != how.ratio:
+            raise LossError(f"ratio={ratio!r}: {kind!r} has a ratio of its own, or none; leave it out")
+        how = attrs.evolve(how, ratio=ratio)
+    if reduce is not None:
+        _check.one_of("reduce", reduce, get_args(Reduce))
+        if how.whole and reduce != how.reduce:
+            raise LossError(f"reduce={reduce!r}: {kind!r} has a loss of whole samples; leave it out")
+        how = attrs.evolve(how, reduce=reduce)
+    return how
+
+
+def _gated(rho: torch.Tensor, weights: torch.Tensor, temperatures: tuple[float, float]) -> torch.Tensor:
+    """Compute -4/τ·σ(τ(ρ - 1))·A, τ by the sign of A."""
+    positive, other = temperatures
+    # A tensor: of two numbers torch makes float32, whatever the row is in.
+    tau = torch.where(weights > 0, rho.new_full((), positive), other)
+    return -4 / tau * torch.sigmoid(tau * (rho - 1)) * weights
+
+
+def _gamma(
+    log_ratio: torch.Tensor, weights: torch.Tensor, gamma_weights: tuple[tuple[float, float], tuple[float, float]]
+) -> torch.Tensor:
+    """Compute ρ^k·e^(λ(1 - ρ)), k and λ by the sign of A."""
+    (k, rate), (k_below, rate_below) = gamma_weights
+    log_w = log_ratio.clamp(_LEAST, _MOST)
+    powers, rates = (torch.where(weights >= 0, log_w.new_full((), a), b) for a, b in ((k, k_below), (rate, rate_below)))
+    return finite_exp(powers * log_w + rates * (1 - log_w.exp()))
+
+
+def _bounded(
+    how: PolicyKind,
+    row: _Row,
+    rho: torch.Tensor,
+    new: torch.Tensor,
+    old: torch.Tensor,
+    weights: torch.Tensor,
+    bounds: tuple[float | None, float],
+    dual_clip: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compute the losses of a kind with bounds, and where the lower and the upper one bind."""
+    low, high = bounds
+    if how.diverges:
+        p, before = new.detach().exp(), old.exp()
+        rise = p - before
+        far = rise.abs() if how.clipped == "tv" else _binary_kl(new.detach(), old)
+        above, below = (far > high) & (rise > 0) & (weights > 0), (far > (low or 0.0)) & (rise < 0) & (weights <= 0)
+        weight = rho.detach() if dual_clip is None else rho.detach().clamp(max=dual_clip)
+        return torch.where(above | below, 0.0, -weight * weights * new), below, above
+    if how.clipped == "tokens":
+        token_ratio = new - old
+        positive = row.spread(weights > 0)
+        held = torch.where(positive, token_ratio.clamp(max=high), token_ratio if low is None else token_ratio.clamp(min=-low))
+        below, above = row.means((held > token_ratio).to(new.dtype)), row.means((held < token_ratio).to(new.dtype))
+        return -finite_exp(row.means(held)) * weights, below, above
+    held = rho.clamp(None if low is None else 1 - low, 1 + high)
+    below, above = held > rho, held < rho
+    if how.clipped == "weight":
+        return -held.detach() * weights * new, below, above
+    whole = rho if dual_clip is None else rho.clamp(max=dual_clip)
+    losses = -torch.minimum(whole * weights, held * weights)
+    return losses, below & (weights < 0), (above & (weights > 0)) | ((whole < rho) & (weights < 0))
+
+
+def _binary_kl(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """Compute the KL divergence of (p, 1 - p) from (p_old, 1 - p_old), as verl does."""
+    rest, before = ((1 - each.exp()).clamp(min=0) + _LEAST_REST for each in (new, old))
+    return old.exp() * (old - new) + (1 - old.exp()) * torch.log(before / rest)
+
+
 def _check_unclipped(
     kind: str,
     clip: float | None,
@@ -265,8 +332,13 @@ def _check_unclipped(
     dual_clip: float | None,
     temperatures: tuple[float, float] | None,
     gamma_weights: tuple[tuple[float, float], tuple[float, float]] | None,
+    dro_beta: float | None,
 ) -> None:
     """Raise LossError for a bound where nothing is clipped, or numbers of another kind."""
+    if (dro_beta is not None) != (POLICY_KINDS[kind].clipped == "square"):
+        raise LossError(f"dro_beta={dro_beta}: 'dro' needs it, and no other kind reads it; kind is {kind!r}")
+    if dro_beta is not None:
+        _check.number("dro_beta", dro_beta, above=0)
     own = {"gate": ("temperatures", temperatures), "gamma": ("gamma_weights", gamma_weights)}
     for clipped, (name, given) in own.items():
         readers = [each for each, row in POLICY_KINDS.items() if row.clipped == clipped]
@@ -293,6 +365,7 @@ def _check_unclipped(
 
 def _check_settings(
     kind: str,
+    how: PolicyKind,
     clip: float | None,
     clip_high: float,
     dual_clip: float | None,
@@ -308,14 +381,14 @@ def _check_settings(
     if dual_clip is not None:
         if POLICY_KINDS[kind].clipped in ("weight", "tokens"):
             raise LossError(f"dual_clip={dual_clip}: {kind!r} bounds its weights by clip_high, and reads no other bound")
-        _check.number("dual_clip", dual_clip, above=1 + clip_high)
+        _check.number("dual_clip", dual_clip, above=1 if how.diverges else 1 + clip_high)
     _check.number("kl_weight", kl_weight, least=0)
     _check.one_of("kl_estimator", kl_estimator, LOSS_ESTIMATORS)
     readers = [name for name, each in POLICY_KINDS.items() if each.reduce == "max_length"]
-    if (max_length is not None) != (kind in readers):
+    if (max_length is not None) != (how.reduce == "max_length"):
         raise LossError(
-            f"max_length={max_length}: {either(list(map(repr, readers)))} divides by it, and no other kind reads it; kind is "
-            f"{kind!r}"
+            f"max_length={max_length}: {either(list(map(repr, readers)))} divides by it, and so does reduce='max_length'; "
+            f"no other kind reads it; kind is {kind!r}"
         )
     if max_length is not None:
         _check.number("max_length", max_length, least=1)

@@ -27,7 +27,7 @@ class GRPO(OnlineObjective[GRPOSettings], FollowsSteps):
     `top_entropy_quantile` tokens of less entropy have no part in either.
 
     With `loss_type="online_dpo"` the terms are the best and the worst completion of each prompt, as one pair: the loss is DPO's
-    (arXiv 2305.18290, equation 7) with `kl_weight` as β, on the policy that sampled them.
+    (arXiv 2305.18290, equation 7) with `kl_weight` as β, on the policy that sampled them, or with "online_ipo" IPO's.
     """
 
     def __init__(self, settings: GRPOSettings | None = None) -> None:
@@ -78,10 +78,14 @@ class GRPO(OnlineObjective[GRPOSettings], FollowsSteps):
         found = super().terms(bound, batch)
         if not self.settings.paired:
             return found
-        # A completion's advantage is ±2β·σ(-βm), from which -log σ(βm) follows; 0 is a pair without a preference.
+        # A completion's advantage is ±2β·σ(-βm), from which -log σ(βm) follows, or of IPO ±4(1/2β - m), from which its square
+        # does; 0 is a pair without a preference.
         lengths = np.asarray(batch.groups.lengths)
-        slopes = np.abs(np.asarray(batch.advantages, np.float64)[np.cumsum(lengths) - lengths]) / (2 * self.settings.kl_weight)
-        losses = -np.log1p(-np.minimum(slopes, 1 - _EPSILON))
+        slopes = np.abs(np.asarray(batch.advantages, np.float64)[np.cumsum(lengths) - lengths])
+        if self.settings.loss_type == "online_ipo":
+            losses = np.square(slopes / 4)
+        else:
+            losses = -np.log1p(-np.minimum(slopes / (2 * self.settings.kl_weight), 1 - _EPSILON))
         return found._replace(sum=found.sum - found.sum.detach() + float(losses.sum()), per_sample=None)
 
     def loss_options(self, batch: OnlineBatch, device: torch.device) -> dict[str, Any]:
@@ -94,6 +98,7 @@ class GRPO(OnlineObjective[GRPOSettings], FollowsSteps):
         reference = to_float32(batch.ref_logps, device) if weight and batch.ref_logps is not None else None
         return super().loss_options(batch, device) | {
             "ratio": s.policy.ratio,
+            "reduce": s.policy.reduce,
             "max_length": s.max_new_tokens if divides else None,
             "ref_logps": reference,
             "kl_weight": weight,
@@ -102,4 +107,5 @@ class GRPO(OnlineObjective[GRPOSettings], FollowsSteps):
             "temperatures": s.gate,
             "gamma_weights": s.gamma_weights,
             "off_policy_threshold": s.off_policy_mask_threshold,
+            "dro_beta": s.dro_beta,
         }

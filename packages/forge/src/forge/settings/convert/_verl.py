@@ -23,6 +23,8 @@ _ESTIMATORS: dict[str, dict[str, object]] = {
     "reinforce_plus_plus": {"baseline": "none", "whiten": True},
     "reinforce_plus_plus_baseline": {"whiten": True},
     "gdpo": {"multi_objective_aggregation": "normalize_then_sum"},
+    "gpg": {"scale_rewards": "nonzero"},
+    "grpo_passk": {"baseline": "second_best"},
 }
 """`adv_estimator` beside gae → settings of forge grpo."""
 _AGGREGATIONS: dict[str, dict[str, object]] = {
@@ -31,7 +33,14 @@ _AGGREGATIONS: dict[str, dict[str, object]] = {
     "seq-mean-token-sum": {"loss_type": "luspo", "importance_sampling_level": "token"},
     "seq-mean-token-sum-norm": {"loss_type": "dr_grpo"},
 }
-_LOSSES = {"gspo": "gspo", "sapo": "sapo", "cispo": "cispo", "geo_mean": "gmpo"}
+_LOSSES = {
+    **{name: name for name in ("gspo", "sapo", "cispo", "dppo_tv", "dppo_kl", "gpg", "dro")},
+    "geo_mean": "gmpo",
+}
+_REDUCTIONS = {"token-mean": "tokens", "seq-mean-token-mean": "mean", "seq-mean-token-sum": "sum"}
+_REDUCTIONS |= {"seq-mean-token-sum-norm": "max_length"}
+_TOKEN_MEANS = ("cispo", "dppo_tv", "dppo_kl", "gpg", "dro")
+"""`loss_mode` beside vanilla that `loss_agg_mode` averages as it says; others are means over completions there too."""
 _PENALTIES = {**dict.fromkeys(("kl", "k1"), "k1"), **dict.fromkeys(("low_var_kl", "k3"), "k3")}
 _TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard", "trackio", "clearml", "comet")
 BESIDE = re.compile(
@@ -291,10 +300,16 @@ def _loss(keys: Keys, mode: str, aggregation: str, estimator: str) -> None:
     if mode == "vanilla" and aggregation not in _AGGREGATIONS:
         keys.lose(f"{_A}.loss_agg_mode", f"means are those of {', '.join(_AGGREGATIONS)}")
     keys.found |= _AGGREGATIONS.get(aggregation, {}) if mode == "vanilla" else {"loss_type": _LOSSES[mode]}
-    if mode == "cispo" and aggregation != "token-mean":
-        keys.lose(f"{_A}.loss_agg_mode", "cispo is a mean over all tokens here")
+    if mode in _TOKEN_MEANS and aggregation != "token-mean":
+        keys.found["loss_reduction"] = _REDUCTIONS.get(aggregation)
+        if aggregation not in _REDUCTIONS:
+            keys.lose(f"{_A}.loss_agg_mode", f"means are those of {', '.join(_REDUCTIONS)}")
+    if mode == "dro":
+        keys.take("dro_beta", f"{_A}.policy_loss.dro_beta")
     deviation = keys.get("algorithm.norm_adv_by_std_in_grpo", default=True)
-    if estimator.startswith("grpo") and (not deviation or keys.found.get("loss_type") == "dr_grpo"):
+    if estimator == "grpo_passk":
+        keys.found["scale_rewards"] = "group" if deviation else None
+    elif estimator.startswith("grpo") and (not deviation or keys.found.get("loss_type") == "dr_grpo"):
         keys.found["scale_rewards"] = "group" if deviation else "none"
     factor = keys.get(f"{_A}.loss_scale_factor")
     if factor is not None and factor != keys.found["max_new_tokens"]:
@@ -313,7 +328,7 @@ def _clip(keys: Keys, mode: str) -> None:
     both = keys.get(f"{_A}.clip_ratio", default=0.2)
     low, high = (keys.get(f"{_A}.clip_ratio_{side}", default=both) for side in ("low", "high"))
     most = keys.get(f"{_A}.clip_ratio_c", default=3.0)
-    if mode == "sapo":
+    if mode in ("sapo", "gpg", "dro"):
         return
     if low >= 1:
         if mode != "cispo":
@@ -323,7 +338,7 @@ def _clip(keys: Keys, mode: str) -> None:
     if given or mode != "vanilla" or keys.found.get("loss_type") == "luspo":
         keys.found |= {"clip": low, "clip_high": high}
         keys.comments |= {} if given else {"clip": "that of verl by default", "clip_high": "that of verl by default"}
-    if mode == "vanilla":
+    if mode in ("vanilla", "dppo_tv", "dppo_kl"):
         keys.found["dual_clip"] = most
         keys.comments |= {} if keys.has(f"{_A}.clip_ratio_c") else {"dual_clip": "verl's default"}
     if keys.has(f"{_A}.clip_ratio") and not keys.has(f"{_A}.clip_ratio_low", f"{_A}.clip_ratio_high") and both != 0.2:
