@@ -143,7 +143,7 @@ READ_BY = {
     "osft_directions": ("inputs", ("osft",)),
     "osft_rank": ("adaptive", ("osft",)),
     "osft_calibration_path": ("rows.jsonl", ("osft",)),
-    "adapter_path": ("somewhere", LORAS),
+    "adapter_path": ("somewhere", (*LORAS, "ia3", "prefix", "prompt", "adapter_prompt", *TUNERS)),
     "init_lora_weights": ("pissa", ("lora", "qlora", "dora", "rslora")),
     "lora_fa": (True, ("lora", "qlora", "rslora")),
     "rank_pattern": (("q_proj=8",), ("lora", "qlora", "dora", "rslora", "osft")),

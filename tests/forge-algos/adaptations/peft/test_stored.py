@@ -18,6 +18,7 @@ KINDS = {
     "lora": {},
     "rslora": {"use_rslora": True},
     "dora": {"use_dora": True},
+    "dora of rslora's scale": {"use_dora": True, "use_rslora": True},
     "a pattern": {"target_modules": r".*\.(q|v)_proj", "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"v_proj": 3}},
     "some layers": {"layers_to_transform": [1]},
     "whole modules": {"modules_to_save": ["embed_tokens"]},
@@ -64,7 +65,7 @@ def going_on(folder, model=None, **more):
 def test_it_is_pefts_own_model_of_the_directory(kind, tmp_path):
     """Logits, trained parameters and what PEFT writes of it are the same to the bit."""
     expected = written(tmp_path / "first", **KINDS[kind])
-    found = going_on(tmp_path / "first", adapter=kind if kind in ("rslora", "dora") else "lora")
+    found = going_on(tmp_path / "first", adapter=kind.split()[0] if kind.startswith(("rslora", "dora")) else "lora")
     assert torch.equal(logits(found.model), expected)
     theirs = PeftModel.from_pretrained(tiny(), tmp_path / "first", is_trainable=True)
     trained = [{n for n, p in model.named_parameters() if p.requires_grad} for model in (found.model, theirs)]
@@ -141,7 +142,8 @@ def test_what_it_has_cannot_be_changed(given, match, tmp_path):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"peft_type": "IA3"}, "of the kind IA3"),
+        ({"peft_type": "IA3"}, "holds an ia3 adapter, and adapter=lora"),
+        ({"peft_type": "ADALORA"}, "of the kind ADALORA"),
         ({"init_lora_weights": "pissa"}, "belongs beside a base that init_lora_weights=pissa changed"),
         ({"bias": "all"}, "bias='all' .* is an option of PEFT that is not trained here"),
         ({"r": "four"}, "is not what PEFT writes"),
@@ -149,7 +151,7 @@ def test_what_it_has_cannot_be_changed(given, match, tmp_path):
         ({"lora_alpha": 0}, "is not what PEFT writes"),
         ({"lora_alpha": float("nan")}, "is not what PEFT writes"),
         ({"rank_pattern": None}, "is not what PEFT writes .*rank_pattern"),
-        ({"use_dora": True, "use_rslora": True}, "no name for both"),
+        ({"use_dora": True, "use_rslora": True}, "holds a dora adapter, and adapter=lora: set adapter=dora"),
     ],
 )
 def test_what_is_no_lora_is_refused(change, match, tmp_path):

@@ -153,8 +153,9 @@ class AdapterSettings:
     Fourier transform (fourierft, 2405.03003) or circulant blocks (c3a, 2407.19342); or the directions of each matrix with small
     singular values (osft, 2504.07097)."""
     adapter_path: str | None = attrs.field(default=None, validator=attrs.validators.optional(_text))
-    """Directory of a LoRA adapter to go on from, as forge, PEFT, TRL, Axolotl and LLaMA-Factory write it.
-    Its rank, scale and targets are those of the run, and it is exported beside the same base."""
+    """Directory of an adapter to go on from, of the kind that `adapter` names.
+    forge, PEFT, TRL, Axolotl and LLaMA-Factory write such. Its shape (rank, scale, block size, number of virtual tokens,
+    targets) is that of the run, and it is exported beside the same base."""
     target_modules: tuple[str, ...] | None = attrs.field(
         default=None, converter=_tuple, validator=attrs.validators.optional(_check_targets)
     )
@@ -266,11 +267,11 @@ class AdapterSettings:
             if readers:
                 self._refuse_unread(field.name, "adapter", readers)
         self._refuse_unread("double_quant", "quant_type", ["nf4", "fp4"])
-        if self.adapter_path is not None and self.init_lora_weights != "default":
-            raise ValueError(
-                f"init_lora_weights={self.init_lora_weights!r} has no effect with adapter_path, which holds the first values; "
-                "leave one out"
-            )
+        for name in ("init_lora_weights", "prompt_init_text", "prefix_projection") if self.adapter_path is not None else ():
+            if (value := getattr(self, name)) != getattr(attrs.fields(type(self)), name).default:
+                raise ValueError(
+                    f"{name}={value!r} has no effect with adapter_path, which holds the first values; leave one out"
+                )
         if self.lora_fa and self.init_lora_weights in (*SUBTRACTED, "mica"):
             raise ValueError(
                 f"init_lora_weights={self.init_lora_weights!r} with lora_fa=True: the one trains A, the other keeps it; "

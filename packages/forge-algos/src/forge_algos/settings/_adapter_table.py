@@ -64,11 +64,16 @@ class AdapterKind:
     @property
     def fields(self) -> frozenset[str]:
         """Fields of AdapterSettings that have an effect with this adapter."""
-        return frozenset({*self.arguments.values(), *self.reads})
+        return frozenset({*self.arguments.values(), *self.reads, *(["adapter_path"] if self.peft else [])})
+
+    @property
+    def peft_type(self) -> str:
+        """PEFT's name for the kind of adapter in adapter_config.json, without its underscores."""
+        return self.peft.removesuffix("Config").upper()
 
 
 _TARGETS = ("target_modules", "modules_to_save")
-_OF_DORA = (*_TARGETS, "adapter_path", "init_lora_weights", "rank_pattern", "alpha_pattern")
+_OF_DORA = (*_TARGETS, "init_lora_weights", "rank_pattern", "alpha_pattern")
 _OF_LORA = (*_OF_DORA, "lora_fa")
 _LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout"}
 _OSFT = (

@@ -153,13 +153,13 @@ def untrained(model: Any) -> str | None:
 
 
 def with_adapter(s: Any) -> Any:
-    """Return settings with the rank and the scale of the adapter in `adapter_path`.
+    """Return settings with the shape of the adapter in `adapter_path`: rank, scale and the like.
 
     Of a run that is resumed its own copy is read where that directory is gone.
 
     Raises:
         forge_algos.AdapterError: the directory holds no adapter that the run can go on from.
-        SettingsError: another rank or scale was given, or a name on the Hub.
+        SettingsError: another shape was given, or a name on the Hub.
 
     """
     if s.adapter.adapter_path is None:
@@ -176,9 +176,10 @@ def with_adapter(s: Any) -> Any:
         if origin != "default" and not origin.startswith("chosen") and getattr(s.adapter, name) != value:
             raise SettingsError(
                 f"{name}={getattr(s.adapter, name):g}{origin_note(origin)}: the adapter in adapter_path {stored.folder} has "
-                f"{name}={value:g}. Leave {name} out."
+                f"{stored.said(name)}. Leave {name} out."
             )
-        s = s.resolved(name, value, "that of adapter_path")
+        if value is not None:
+            s = s.resolved(name, value, "that of adapter_path")
     return s
 
 

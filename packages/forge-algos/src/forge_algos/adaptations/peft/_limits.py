@@ -34,17 +34,8 @@ def check_limits(model: nn.Module, settings: AdapterSettings, targets: Sequence[
                 f"{setting}={value}: {settings.adapter} begins as its base where every second of its reflections undoes the "
                 f"first, which needs an even number: set {setting}={value + 1}"
             )
+    check_layers(model, settings, targets)
     layers: dict[str, Any] = {name: model.get_submodule(name) for name in targets}
-    if kind.linear and (transposed := [name for name, layer in layers.items() if isinstance(layer, Conv1D)]):
-        raise AdapterError(
-            f"target_modules: {_named(transposed)} of the class Conv1D, into which PEFT puts no {settings.adapter}: use "
-            "adapter=lora"
-        )
-    if kind.reads_shapes and (empty := [name for name, layer in layers.items() if not layer.weight.numel()]):
-        raise AdapterError(
-            f"adapter={settings.adapter}: PEFT reads the shape of {empty[0]} from its weight, which strategy=zero3 holds "
-            "elsewhere: use strategy=fsdp2, ddp or zero2, or another adapter"
-        )
     sides = {name: dict(zip(("inputs", "outputs"), _sides(layer), strict=True)) for name, layer in layers.items()}
     for setting, wanted in kind.divides.items():
         value = getattr(settings, setting)
@@ -65,6 +56,26 @@ def check_limits(model: nn.Module, settings: AdapterSettings, targets: Sequence[
                 raise AdapterError(
                     f"{setting}={value} is more than {name} has {what}, {most:,}: lower it, or name other target_modules"
                 )
+
+
+def check_layers(model: nn.Module, settings: AdapterSettings, targets: Sequence[str]) -> None:
+    """Refuse layers that the adapter cannot be put into, whatever its sizes.
+
+    Raises:
+        AdapterError: the layer, and what would do.
+    """
+    kind = ADAPTERS[settings.adapter]
+    layers: dict[str, Any] = {name: model.get_submodule(name) for name in targets}
+    if kind.linear and (transposed := [name for name, layer in layers.items() if isinstance(layer, Conv1D)]):
+        raise AdapterError(
+            f"target_modules: {_named(transposed)} of the class Conv1D, into which PEFT puts no {settings.adapter}: use "
+            "adapter=lora"
+        )
+    if kind.reads_shapes and (empty := [name for name, layer in layers.items() if not layer.weight.numel()]):
+        raise AdapterError(
+            f"adapter={settings.adapter}: PEFT reads the shape of {empty[0]} from its weight, which strategy=zero3 holds "
+            "elsewhere: use strategy=fsdp2, ddp or zero2, or another adapter"
+        )
 
 
 def _sides(layer: Any) -> tuple[int, int]:

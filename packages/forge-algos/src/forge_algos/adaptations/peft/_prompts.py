@@ -22,7 +22,7 @@ from forge_algos.adaptations.peft._cache_named import name_cache_for_peft
 from forge_algos.settings._adapter import AdapterSettings
 
 if TYPE_CHECKING:
-    from peft import PeftConfig
+    from peft import PeftConfig, PeftModel
 
 _ADAPTED = ("llama", "mistral", "gpt2")
 """Architectures for which PEFT 0.21 has adaption prompts."""
@@ -39,8 +39,8 @@ def attach_prefix(model: nn.Module, settings: AdapterSettings, context: Context)
         AdapterError: PEFT has no prefix tuning for the model, or ZeRO-3 divides it.
     """
     del context
-    _refuse_zero3(model, settings)
-    return _before_documents(model, settings, peft_config(settings, task_type_of(model)))
+    adapted = with_virtual_tokens(model, settings, peft_config(settings, task_type_of(model)))
+    return PeftAdaptation(adapted, described_tokens(settings))
 
 
 def attach_prompt(model: nn.Module, settings: AdapterSettings, context: Context) -> Adaptation:
@@ -52,16 +52,10 @@ def attach_prompt(model: nn.Module, settings: AdapterSettings, context: Context)
     Raises:
         AdapterError: the model is a reward model, ZeRO-3 divides it, or the text cannot be made into tokens.
     """
-    _refuse_zero3(model, settings)
-    if task_type_of(model) == "SEQ_CLS":
-        raise AdapterError(
-            "adapter=prompt: a reward model would find the last tokens of a padded batch by their ids, and is given "
-            "embeddings: whoever loads it would get other rewards in a batch than alone; take adapter=prefix or lora"
-        )
     if settings.prompt_init_text is None:
         # PEFT's own default would draw numbers of a size that no embedding has.
         config = peft_config(settings, "CAUSAL_LM", prompt_tuning_init="SAMPLE_VOCAB")
-        return _before_documents(model, settings, config)
+        return PeftAdaptation(with_virtual_tokens(model, settings, config), described_tokens(settings))
     causal: Any = model
     path = context.tokenizer_path or getattr(causal.config, "_name_or_path", "")
     if not path:
@@ -76,7 +70,7 @@ def attach_prompt(model: nn.Module, settings: AdapterSettings, context: Context)
         prompt_tuning_init_text=settings.prompt_init_text,
         tokenizer_name_or_path=path,
     )
-    return _before_documents(model, settings, config)
+    return PeftAdaptation(with_virtual_tokens(model, settings, config), described_tokens(settings))
 
 
 def attach_adapter_prompt(model: nn.Module, settings: AdapterSettings, context: Context) -> Adaptation:
@@ -90,22 +84,36 @@ def attach_adapter_prompt(model: nn.Module, settings: AdapterSettings, context: 
         AdapterError: PEFT has no adaption prompts for the model.
     """
     del context
-    causal: Any = model
-    adapted = _attached(model, settings, peft_config(settings, task_type_of(model), adapter_layers=_layers(causal, settings)))
-    # PEFT calls the model's `forward` directly, past its hooks.
-    adapted.base_model.forward = model.__call__
-    _in_float32(adapted)
-    return PeftAdaptation(adapted, _described(settings))
+    config = peft_config(settings, task_type_of(model), adapter_layers=_layers(model, settings))
+    return PeftAdaptation(with_virtual_tokens(model, settings, config), described_tokens(settings))
 
 
-def _before_documents(model: nn.Module, settings: AdapterSettings, config: "PeftConfig") -> Adaptation:
-    """Attach virtual tokens that stand before each document."""
+def with_virtual_tokens(model: nn.Module, settings: AdapterSettings, config: "PeftConfig") -> "PeftModel":
+    """Return PEFT's wrapper of the virtual tokens that `config` describes, in float32.
+    Collective on a divided model.
+
+    Raises:
+        AdapterError: PEFT has none such for the model, or ZeRO-3 divides it.
+    """
+    if settings.adapter == "adapter_prompt":
+        _layers(model, settings)
+        adapted = _attached(model, settings, config)
+        # PEFT calls the model's `forward` directly, past its hooks.
+        adapted.base_model.forward = model.__call__
+        _in_float32(adapted)
+        return adapted
+    _refuse_zero3(model, settings)
+    if settings.adapter == "prompt" and task_type_of(model) == "SEQ_CLS":
+        raise AdapterError(
+            "adapter=prompt: a reward model would find the last tokens of a padded batch by their ids, and is given "
+            "embeddings: whoever loads it would get other rewards in a batch than alone; take adapter=prefix or lora"
+        )
     adapted = _attached(model, settings, config)
     # PEFT's name for the base's embedding layer, or for its stand-in while PEFT attached; prefix tuning does without.
     if getattr(adapted, "word_embeddings", None) is not None:
         adapted.word_embeddings = embeddings(model)
     name_cache_for_peft(adapted)
-    return PeftAdaptation(adapted, _described(settings))
+    return adapted
 
 
 def _attached(model: nn.Module, settings: AdapterSettings, config: "PeftConfig") -> Any:
@@ -122,7 +130,7 @@ def _attached(model: nn.Module, settings: AdapterSettings, config: "PeftConfig")
         raise AdapterError(f"adapter={settings.adapter}: PEFT cannot attach it to {type(model).__name__}: {error}") from error
 
 
-def _described(settings: AdapterSettings) -> str:
+def described_tokens(settings: AdapterSettings) -> str:
     """Return the log's line about the adapter."""
     return f"{settings.adapter} of {counted(settings.num_virtual_tokens, 'virtual tokens')}"
 

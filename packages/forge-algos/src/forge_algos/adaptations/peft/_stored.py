@@ -4,11 +4,13 @@ PEFT attaches what the directory's own configuration says; tensors are compared 
 with new values, and a warning, where one is missing.
 """
 
+import dataclasses
 import hashlib
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -27,15 +29,23 @@ from forge_algos.adaptations.peft._directory import CONFIG, WEIGHTS, StoredAdapt
 from forge_algos.adaptations.peft._dora import dora_attached
 from forge_algos.adaptations.peft._experts import keep_order
 from forge_algos.adaptations.peft._input_casts import follow_autocast
+from forge_algos.adaptations.peft._limits import check_layers
 from forge_algos.adaptations.peft._lora_init import Lora
 from forge_algos.adaptations.peft._lora_patterns import alphas_of, ranks_of
+from forge_algos.adaptations.peft._prompts import described_tokens, with_virtual_tokens
 from forge_algos.settings._adapter import AdapterSettings
+from forge_algos.settings._adapter_table import ADAPTERS
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
 _PREFIX = "base_model.model."
-_A = ".lora_A.weight"
+_TOKENS = "prompt_embeddings"
+"""Tensor of a prefix or prompt in its file."""
+_OF_THE_MODEL = ("num_layers", "token_dim", "num_attention_heads", "num_transformer_submodules")
+"""Fields of virtual tokens' configurations that PEFT takes from the model."""
+_DROPOUTS = ("rank_dropout", "module_dropout")
+"""Further kinds of dropout, for which there is no setting: as dropout itself they are the run's, and are left out."""
 
 
 def attach_stored(model: nn.Module, settings: AdapterSettings, context: Context) -> Adaptation:
@@ -55,22 +65,25 @@ def attach_stored(model: nn.Module, settings: AdapterSettings, context: Context)
             "base_model has them"
         )
     settings = _with_shape(settings, stored)
-    shapes = _shapes(stored)
-    targets = [name.removeprefix(_PREFIX).removesuffix(_A) for name in shapes if name.endswith(_A)]
+    config, shapes = _config(stored, settings, task_type_of(model)), _shapes(stored)
+    if isinstance(config, _prompt_classes()):
+        return _with_virtual_tokens(model, settings, stored, config, shapes)
     modules = dict(model.named_modules())
-    linear = [name for name in targets if name in modules and is_linear(modules[name])]
+    linear = [name for name in _holders(shapes, modules) if is_linear(modules[name])]
     wanted = _Wanted.of(model, settings, context.parts)
     check_tops(model, linear)
-    config = _config(stored, settings, task_type_of(model))
-    if isinstance(config.trainable_token_indices, list):  # PEFT's short form: rows of the embedding
-        config.trainable_token_indices = {trained_rows.embedding_name(model): config.trainable_token_indices}
-    if any(len(set(ids)) < len(ids) for ids in (config.trainable_token_indices or {}).values()):
+    check_layers(model, settings, linear)
+    rows = getattr(config, "trainable_token_indices", None)
+    if isinstance(rows, list):  # PEFT's short form: rows of the embedding
+        config.trainable_token_indices = rows = {trained_rows.embedding_name(model): rows}
+    if any(len(set(ids)) < len(ids) for ids in (rows or {}).values()):
         raise AdapterError(f"adapter_path {stored.folder}: its {CONFIG} names a row twice in trainable_token_indices")
-    beside = {name: getattr(config, name) for name in ("modules_to_save", "trainable_token_indices") if getattr(config, name)}
-    stacks = {} if not config.target_parameters else expert_stacks(model)
+    whole = getattr(config, "modules_to_save", None)
+    beside = {name: value for name, value in (("modules_to_save", whole), ("trainable_token_indices", rows)) if value}
+    stacks = expert_stacks(model) if getattr(config, "target_parameters", None) else {}
     lines = described(model, settings, linear, stacks)
     with (
-        dora_attached(model, linear) if config.use_dora else nullcontext(),
+        dora_attached(model, linear) if getattr(config, "use_dora", False) else nullcontext(),
         trained_rows.readable(model, beside),
     ):
         attached: Any = attached_by(model, config)
@@ -79,13 +92,62 @@ def attach_stored(model: nn.Module, settings: AdapterSettings, context: Context)
     trained_rows.prepare(attached)
     _load(attached, stored)
     wanted.check(attached, stored)
-    found = attached.base_model.targeted_module_names
-    of_a = {name: module.r["default"] for name, module in attached.get_base_model().named_modules() if name in found}
-    Lora(settings=settings, ranks=of_a, left_out=(), directions={}, arguments={}).initialise(attached)
+    if settings.reads("lora_fa"):
+        found = attached.base_model.targeted_module_names
+        of_a = {name: module.r["default"] for name, module in attached.get_base_model().named_modules() if name in found}
+        Lora(settings=settings, ranks=of_a, left_out=(), directions={}, arguments={}).initialise(attached)
     follow_autocast(attached)
-    notes = [f"goes on from the adapter in {stored.folder}", *(["lora_fa: A stays, B trains"] if settings.lora_fa else [])]
+    lines += [_goes_on(stored), *(["lora_fa: A stays, B trains"] if settings.lora_fa else [])]
     attach = trained_rows.read_onto if beside else None
-    return PeftAdaptation(attached, *lines, *notes, attach=attach, identity=_digest(stored))
+    return PeftAdaptation(attached, *lines, attach=attach, identity=_digest(stored))
+
+
+def _with_virtual_tokens(
+    model: nn.Module, settings: AdapterSettings, stored: StoredAdapter, config: Any, shapes: Mapping[str, tuple[int, ...]]
+) -> Adaptation:
+    """Put stored virtual tokens before documents or beside the attention.
+    Collective on a divided model.
+    """
+    kept = {name: getattr(config, name) for name in ("prompt_tuning_init",) if hasattr(config, name)}
+    for name in kept:
+        setattr(config, name, "RANDOM")  # every value is read
+    for name in (name for name in _OF_THE_MODEL if hasattr(config, name)):
+        setattr(config, name, None)
+    if getattr(config, "prefix_projection", False):
+        config.prefix_projection = False  # PEFT stores what the network computed, and not the network
+    attached = with_virtual_tokens(model, settings, config)
+    _compare(attached, stored, shapes)
+    _load(attached, stored)
+    for name, value in kept.items():
+        setattr(config, name, value)
+    return PeftAdaptation(attached, described_tokens(settings), _goes_on(stored), identity=_digest(stored))
+
+
+def _prompt_classes() -> tuple[type, ...]:
+    from peft import AdaptionPromptConfig, PromptLearningConfig
+
+    return PromptLearningConfig, AdaptionPromptConfig
+
+
+def _goes_on(stored: StoredAdapter) -> str:
+    """Return the log's line on where the adapter comes from."""
+    left = [f"{name}={value:g}" for name in _DROPOUTS if (value := stored.config.get(name))]
+    without = f", without its {' and '.join(left)}" if left else ""
+    return f"goes on from the adapter in {stored.folder}{without}"
+
+
+def _holders(names: Iterable[str], modules: Mapping[str, nn.Module]) -> list[str]:
+    """Return the full names of the base's modules to which tensors of an adapter belong."""
+    found: dict[str, None] = {}
+    for name in names:
+        holder = own = name.removeprefix(_PREFIX)
+        while holder and holder not in modules:
+            holder = holder.rpartition(".")[0]
+        own = own.removeprefix(f"{holder}.")
+        # Not those of modules_to_save, whose tensors have the names of the base's, and not rows of tokens.
+        if holder and not hasattr(modules[holder], own) and not own.startswith("token_adapter."):
+            found[holder] = None
+    return list(found)
 
 
 def _with_shape(settings: AdapterSettings, stored: StoredAdapter) -> AdapterSettings:
@@ -94,24 +156,39 @@ def _with_shape(settings: AdapterSettings, stored: StoredAdapter) -> AdapterSett
         given = getattr(settings, name)
         if given not in (value, fields[name].default):
             raise AdapterError(
-                f"{name}={given:g}: the adapter in adapter_path {stored.folder} has {name}={value:g}: leave {name} out"
+                f"{name}={given:g}: the adapter in adapter_path {stored.folder} has {stored.said(name)}: leave {name} out"
             )
-    return attrs.evolve(settings, **stored.shape)
+    return attrs.evolve(settings, **{name: value for name, value in stored.shape.items() if value is not None})
 
 
 def _config(stored: StoredAdapter, settings: AdapterSettings, task_type: str | None) -> Any:
     from peft import PeftConfig
 
     try:
-        config: Any = PeftConfig.from_pretrained(str(stored.folder))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Unexpected keyword arguments", category=UserWarning)  # told below
+            warnings.filterwarnings("ignore", message="Specified to not save", category=UserWarning)  # what the file says
+            config: Any = PeftConfig.from_pretrained(str(stored.folder))
     except (ValueError, TypeError, KeyError) as error:
         raise AdapterError(f"adapter_path {stored.folder}: PEFT cannot read its {CONFIG}: {error}") from error
+    known = {field.name for field in dataclasses.fields(config)}
+    if unknown := [name for name, value in stored.config.items() if name not in known and value]:
+        raise AdapterError(
+            f"adapter_path {stored.folder}: its {CONFIG} has {unknown[0]}={stored.config[unknown[0]]!r}, which PEFT "
+            f"{version('peft')} does not know: install the version that wrote it"
+            + (f" ({stored.config['peft_version']})" if stored.config.get("peft_version") else "")
+        )
     config.inference_mode = False
-    config.init_lora_weights = True  # every value is read
-    config.lora_dropout = settings.lora_dropout
+    if hasattr(config, "init_lora_weights"):
+        config.init_lora_weights = True  # every value is read
+    for argument, field in ADAPTERS[settings.adapter].arguments.items():
+        if field == "lora_dropout":
+            setattr(config, argument, settings.lora_dropout)
+    for name in (name for name in _DROPOUTS if hasattr(config, name)):
+        setattr(config, name, 0.0)
     config.base_model_name_or_path = config.revision = None  # those of the model that it is attached to
     config.task_type = task_type
-    if config.modules_to_save is not None:
+    if getattr(config, "modules_to_save", None) is not None:
         config.modules_to_save = list(dict.fromkeys(config.modules_to_save))
     return config
 
@@ -129,11 +206,7 @@ def _shapes(stored: StoredAdapter) -> dict[str, tuple[int, ...]]:
 
 def _compare(model: "PeftModel", stored: StoredAdapter, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise AdapterError where the file is not the adapter that was attached, tensor for tensor."""
-    from peft import get_peft_model_state_dict
-
-    expected = {
-        name: tuple(tensor.shape) for name, tensor in get_peft_model_state_dict(model, save_embedding_layers=False).items()
-    }
+    expected = {name: tuple(tensor.shape) for name, tensor in _tensors(model).items()}
     if frozen := [name for name in shapes if name.endswith(".base_layer.weight")]:
         raise AdapterError(
             f"adapter_path {stored.folder}: it trains {frozen[0].removesuffix('.base_layer.weight').removeprefix(_PREFIX)} by "
@@ -160,6 +233,16 @@ def _compare(model: "PeftModel", stored: StoredAdapter, shapes: Mapping[str, tup
         raise AdapterError(
             f"{where}: {name}{_more(differing)} is {list(given[name])} there, and {list(expected[name])} here. {remedy}"
         )
+
+
+def _tensors(model: "PeftModel") -> Mapping[str, torch.Tensor]:
+    """Return name in the file → tensor of the adapter as it was attached."""
+    from peft import get_peft_model_state_dict
+
+    if model.active_peft_config.is_prompt_learning:
+        encoder: Any = model.prompt_encoder["default"]
+        return {_TOKENS: encoder.embedding.weight}
+    return get_peft_model_state_dict(model, save_embedding_layers=False)
 
 
 _KINDS = {
@@ -202,14 +285,18 @@ def _load(model: "PeftModel", stored: StoredAdapter) -> None:
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Found missing adapter keys", category=UserWarning)
+        # Matrices that were not saved follow from the seed in the configuration.
+        warnings.filterwarnings("ignore", message="Specified to not load", category=UserWarning)
         found: Any = set_peft_model_state_dict(model, load_file(stored.folder / WEIGHTS))
+    if model.active_peft_config.is_prompt_learning:
+        return  # PEFT has loaded the one tensor itself, strictly
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if lost := sorted({*found.unexpected_keys, *trained.intersection(found.missing_keys)}):
         raise AdapterError(f"adapter_path {stored.folder}: PEFT did not read {lost[0]}{_more(lost)}")
 
 
 def _is_outline(model: nn.Module) -> bool:
-    return any(parameter.is_meta for name, parameter in model.named_parameters() if ".lora_" in name)
+    return any(parameter.is_meta for parameter in model.parameters() if parameter.requires_grad)
 
 
 def _numberless(name: str) -> str:
@@ -236,18 +323,22 @@ class _Wanted:
     """Full names of layers and parameters that target_modules selects; None where it was left out."""
     whole: frozenset[str] | None
     """Full names of modules that modules_to_save selects; None where it was left out."""
+    inputs: frozenset[str] | None
+    """Full names of layers that feedforward_modules selects; None where it was left out."""
 
     @classmethod
     def of(cls, model: nn.Module, settings: AdapterSettings, parts: Parts) -> "_Wanted":
         """Resolve names on the bare model."""
-        targets = whole = None
+        targets = whole = inputs = None
         if settings.target_modules is not None:
             stacks = expert_stacks(model)
             names = resolve_targets(model, settings.target_modules, parts)
             targets = frozenset(stacks[name].parameter if name in stacks else name for name in names)
         if settings.modules_to_save is not None:
             whole = frozenset(trained_rows.resolve(model, settings.modules_to_save, sorted(targets or ())))
-        return cls(settings=settings, targets=targets, whole=whole)
+        if settings.feedforward_modules is not None:
+            inputs = frozenset(resolve_targets(model, settings.feedforward_modules))
+        return cls(settings=settings, targets=targets, whole=whole, inputs=inputs)
 
     def check(self, model: "PeftModel", stored: StoredAdapter) -> None:
         """Raise AdapterError for a setting that says something else than the adapter has."""
@@ -264,6 +355,8 @@ class _Wanted:
             "target_modules": self.targets is None or self.targets == names,
             # The head of a tied embedding is wrapped too.
             "modules_to_save": self.whole is None or self.whole <= whole,
+            "feedforward_modules": self.inputs is None
+            or self.inputs == {name for name, layer in layers.items() if layer.is_feedforward},
             "rank_pattern": settings.rank_pattern is None
             or ranks_of(settings, linear, parameters) == {name: layers[name].r["default"] for name in linear},
             "alpha_pattern": settings.alpha_pattern is None
