@@ -19,6 +19,7 @@ from forge_algos import (
     train,
 )
 
+from ...ranks import run_on_ranks
 from ..oracle import CPU, make, naive, pack, samples
 
 KINDS = ("q8_0", "q5_0", "q5_1", "q4_0", "q4_1")
@@ -139,3 +140,65 @@ def test_the_gradient_norm_does_not_depend_on_micro_batches():
     two, one = run(wide(), "q4_0")[0], run(wide(), "q4_0", micro_batches=1)[0]
     assert two == pytest.approx(one, rel=1e-5)
     assert run(wide(), None)[0] != pytest.approx(two, rel=1e-5)
+
+
+def on_rank(ranks, folder, name):
+    """Return losses of three steps, whole weights after them, and the loss of the rounded model."""
+    import forge_dist
+
+    strategy = forge_dist.make_strategy(forge_dist.StrategySettings(strategy=name), ranks, device=CPU, adapter=False)
+    model = strategy.load(folder, dtype=torch.float32, attention="sdpa")
+    kinds, config = kinds_of(model, "q4_0"), OptimizerSettings(learning_rate=1e-2, eps=1e-3, warmup_steps=0)
+    model, optimizer = strategy.wrap(model, lambda module: make_optimizer(module, config))
+    quantized = QuantizedWeights(model, kinds)
+    steps = [[pack(samples((5, 9, 2, 7), seed=step)[ranks.rank :: ranks.world_size])] for step in range(3)]
+    common = {"objective": SFT(), "device": CPU, "parallel": strategy}
+    scheduler = schedule(optimizer, config, 3)
+    outputs = list(train(model, steps, optimizer=optimizer, scheduler=scheduler, quantized=quantized, **common))
+    with quantized.in_place():
+        measured = evaluate(model, steps[0], **common).loss
+    weights = {n: t.detach().clone().numpy() for n, t in strategy.whole(model) if t is not None}
+    return [each.loss for each in outputs], measured, weights
+
+
+@pytest.mark.slow
+@pytest.mark.together
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero2"])
+def test_ranks_train_what_one_process_does(name, tmp_path):
+    """Whole rows on each rank: the same losses, weights, and loss of the rounded model."""
+    pytest.importorskip("forge_dist", reason="forge_dist is not installed beside forge_algos")
+    if name.startswith("zero"):
+        pytest.importorskip("deepspeed", reason="ZeRO is DeepSpeed's")
+    wide().save_pretrained(tmp_path)
+    (alone,) = run_on_ranks(on_rank, 1, str(tmp_path), "ddp")
+    for losses, measured, weights in run_on_ranks(on_rank, 2, str(tmp_path), name):
+        assert losses == pytest.approx(alone[0], rel=1e-6)
+        assert measured == pytest.approx(alone[1], rel=1e-6)
+        for key, weight in weights.items():
+            np.testing.assert_allclose(weight, alone[2][key], rtol=1e-4, atol=1e-5)
+
+
+def divided_by_columns(ranks):
+    """Return whether columns of 32 of 64 are rounded as whole ones, and the refusal of 16 of 32."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (ranks.world_size,))
+    layer, narrow = torch.nn.Linear(64, 3, bias=False), torch.nn.Linear(32, 3, bias=False)
+    torch.manual_seed(0)
+    wanted = torch.randn(3, 64)
+    layer.weight = torch.nn.Parameter(distribute_tensor(wanted.clone(), mesh, [Shard(1)]))
+    narrow.weight = torch.nn.Parameter(distribute_tensor(torch.randn(3, 32), mesh, [Shard(1)]))
+    with QuantizedWeights(layer, {"weight": "q4_0"}).in_place():
+        found = torch.equal(layer.weight.detach().full_tensor(), fake_quantize(wanted, "q4_0"))
+    with pytest.raises(OptimizerError, match="ranks divide weight inside of them"):
+        QuantizedWeights(narrow, {"weight": "q4_0"})
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.together
+def test_columns_of_whole_blocks():
+    """Ranks that divide columns (tp_size) round them as one process does, or refuse on all ranks."""
+    pytest.importorskip("forge_dist", reason="forge_dist is not installed beside forge_algos")
+    assert run_on_ranks(divided_by_columns, 2) == [True, True]

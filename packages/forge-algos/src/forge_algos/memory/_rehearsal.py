@@ -28,7 +28,6 @@ from forge_algos.settings._moe import MoEAuxLoss
 from forge_algos.settings._optimizer import OptimizerSettings
 from forge_algos.training._average import WeightAverage
 from forge_algos.training._evaluate import evaluate
-from forge_algos.training._quantized_weights import QuantizedWeights
 from forge_algos.training._train import train
 
 _OF_DTYPES = re.compile(r"\bd?types?\b|scalar ?type|not implemented for '(Half|BFloat16)'", re.IGNORECASE)
@@ -157,7 +156,6 @@ class Rehearsal:
         router_aux_loss_coef: float | None = None,
         keep_casts: bool = False,
         average: WeightAverage | None = None,
-        quantized: Callable[[nn.Module], QuantizedWeights] | None = None,
     ) -> Peak:
         """Take a step on `micro_batches`, as `train` does.
 
@@ -175,7 +173,6 @@ class Rehearsal:
             router_aux_loss_coef: as of `train`.
             keep_casts: as of `train`.
             average: as of `train`.
-            quantized: makes it, as of `train`.
 
         Raises:
             RehearsalError: it needs values.
@@ -205,7 +202,6 @@ class Rehearsal:
                     router_aux_loss_coef=router_aux_loss_coef,
                     keep_casts=keep_casts,
                     average=average,
-                    quantized=None if quantized is None else quantized(model),
                 ):
                     pass
             for parameter in model.parameters():

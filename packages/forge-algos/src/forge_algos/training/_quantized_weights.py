@@ -1,4 +1,4 @@
-"""Weights rounded to the blocks of a GGUF type while a step computes (quantization-aware training).
+"""Quantization-aware training: weights rounded to a GGUF type while a step computes.
 
 Forward and backward see the rounded weights; the gradient at them moves the unrounded ones (the straight-through estimator,
 arXiv 1308.3432, as in BinaryConnect, 1511.00363). Rounding is done once a step, in the place of the weights: whatever reads
@@ -50,13 +50,13 @@ def fake_quantize(weight: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def _inverse(scale: torch.Tensor) -> torch.Tensor:
-    """Return 1 / scale; 0 for a scale of 0, or one so small that it has no finite inverse: its block is stored as zeros."""
+    """Return 1 / scale; 0 where that is infinite, for such a block is stored as zeros."""
     inverse = 1.0 / scale
     return torch.where(inverse.isinf(), 0.0, inverse)
 
 
 def _divided(numbers: torch.Tensor, by: int) -> torch.Tensor:
-    """Divide by a tensor: some devices divide by a number as they multiply by its rounded inverse."""
+    """Divide by a tensor: by a number some devices multiply by its rounded inverse."""
     return numbers / torch.full_like(numbers, by)
 
 
@@ -73,7 +73,7 @@ def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _around_zero(half: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Make the rounding to 2 · half integers, whose lowest is the block's number of the largest magnitude."""
+    """Make the rounding to 2 · half integers, the lowest for the largest magnitude."""
 
     def rounded(blocks: torch.Tensor) -> torch.Tensor:
         largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
@@ -85,7 +85,7 @@ def _around_zero(half: int) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _from_least(steps: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Make the rounding to so many equal steps between a block's least and largest number."""
+    """Make the rounding to equal steps between a block's least and largest number."""
 
     def rounded(blocks: torch.Tensor) -> torch.Tensor:
         least = blocks.amin(-1, keepdim=True)
@@ -106,7 +106,7 @@ _KINDS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class QuantizedWeights:
-    """Weights of a model that are rounded while it computes, and unrounded while the optimizer moves them.
+    """Weights that are rounded while a model computes, and unrounded while they are moved.
 
     >>> model = nn.Linear(32, 4, bias=False)
     >>> before = model.weight.detach().clone()
@@ -141,9 +141,9 @@ class QuantizedWeights:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the rounded weights in the place of the others in the block; then these are back to the bit.
+        """Put the rounded weights in place inside the block.
 
-        Meanwhile a copy of what this process holds of them lies beside.
+        Afterwards the unrounded ones are back to the bit. Meanwhile a copy of what this process holds of them lies beside.
         """
         free_gathered(self._model)
         kept = [local(weight).clone() for weight, _ in self._weights]
