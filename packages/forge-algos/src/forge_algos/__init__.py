@@ -133,6 +133,7 @@ if TYPE_CHECKING:
     from forge_algos.training._average import WeightAverage as WeightAverage
     from forge_algos.training._compare import TokenChanges as TokenChanges, token_changes as token_changes
     from forge_algos.training._evaluate import Evaluation as Evaluation, evaluate as evaluate
+    from forge_algos.training._quantized_weights import QuantizedWeights as QuantizedWeights, fake_quantize as fake_quantize
     from forge_algos.training._router_loss import Routers as Routers, routers_of as routers_of
     from forge_algos.training._train import StepOutput as StepOutput, train as train
 
@@ -182,6 +183,7 @@ _PUBLIC = {
     "settings._self_distill": "SDFTSettings",
     "settings._supervised": "DistillSettings PretrainSettings SupervisedSettings",
     "training._average": "WeightAverage",
+    "training._quantized_weights": "QuantizedWeights fake_quantize",
     "training._compare": "TokenChanges token_changes",
     "training._evaluate": "Evaluation evaluate",
     "training._router_loss": "Routers routers_of",

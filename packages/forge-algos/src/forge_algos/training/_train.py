@@ -27,6 +27,7 @@ from forge_algos.settings._moe import MoEAuxLoss
 from forge_algos.training._average import WeightAverage
 from forge_algos.training._columns import Columns, columns
 from forge_algos.training._idle_parts import idle_parts_take_part
+from forge_algos.training._quantized_weights import QuantizedWeights
 from forge_algos.training._router_loss import RouterLoss, make_router_loss
 from forge_algos.training._step import Sums, begin_step, exact_sum, loaded, measure_totals, optimizer_training
 
@@ -81,6 +82,7 @@ def train(
     moe_aux_loss: MoEAuxLoss = "global",
     router_aux_loss_coef: float | None = None,
     average: WeightAverage | None = None,
+    quantized: QuantizedWeights | None = None,
     keep_casts: bool = False,
     media: bool = False,
 ) -> Iterator[StepOutput]:
@@ -118,6 +120,7 @@ def train(
             loss is without it.
         router_aux_loss_coef: its weight; None is the one in the model's configuration.
         average: moving average of the weights, which follows the steps.
+        quantized: rounds weights while losses and gradients are computed; the optimizer moves them unrounded.
         keep_casts: make the casts of `autocast` once a step, not for each micro-batch and recomputation. They lie beside the
             weights until the step's last backward pass: not for weights that ranks divide.
         media: whether rows have images: layers that attend to images alone (Mllama's) then have gradients of zero by rows
@@ -167,9 +170,18 @@ def train(
             with optimizer_training(optimizer, model):
                 parallel.zero_grad(optimizer)
                 if counted.count:
-                    sums = _accumulate(
-                        micro_batches, counted, bound, objective, autocast, parallel, router_loss, device, keep_casts=keep_casts
-                    )
+                    with nullcontext() if quantized is None else quantized.in_place():
+                        sums = _accumulate(
+                            micro_batches,
+                            counted,
+                            bound,
+                            objective,
+                            autocast,
+                            parallel,
+                            router_loss,
+                            device,
+                            keep_casts=keep_casts,
+                        )
                     adaptation.before_step()
                     norm = parallel.grad_norm(parameters)
                     loss, grad_norm, figures, problem = _read_totals(
