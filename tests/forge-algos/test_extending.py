@@ -90,11 +90,11 @@ def test_a_policy_loss_is_chosen_by_its_name(row):
     """Settings accept and list the new name, and the objective trains with it."""
     with pytest.raises(
         ValueError,
-        match=r"'loss_type' must be in \('grpo', 'dr_grpo', .*, 'cispo', 'sapo', 'vespo', 'online_dpo'\) \(got 'whole'\)",
+        match=r"'loss_type' must be in \('grpo', 'dr_grpo', .*, 'cispo', 'sapo', 'vespo', .*, 'online_ipo'\) \(got 'whole'\)",
     ):
         GRPOSettings(loss_type="whole")
     row(POLICY_KINDS, "whole", WHOLE)
-    with pytest.raises(ValueError, match=r"'online_dpo', 'whole'\)"):
+    with pytest.raises(ValueError, match=r"'online_ipo', 'whole'\)"):
         GRPOSettings(loss_type="hole")
     settings = GRPOSettings(loss_type="whole", num_generations=4, max_new_tokens=4, num_iterations=2)
     objective = GRPO(settings)

@@ -73,7 +73,8 @@ def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight, *, est
             continue
         if kind == "gmpo":
             held = [min(new[t] - old[t], high) if advantage > 0 else max(new[t] - old[t], -low) for t in tokens]
-            rho = torch.exp(sum(torch.as_tensor(each) for each in held) / length)
+            # 0 * new: a gradient of zero where the bounds hold all of them.
+            rho = torch.exp(sum((torch.as_tensor(each) for each in held), 0 * new.sum()) / length)
             terms.append(-rho * advantage + sum(penalty(t) for t in tokens) / length)
             continue
         if kind in ("gspo", "luspo"):

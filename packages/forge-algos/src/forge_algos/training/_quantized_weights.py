@@ -147,11 +147,11 @@ class QuantizedWeights:
         """
         free_gathered(self._model)
         kept = [local(weight).clone() for weight, _ in self._weights]
-        for weight, kind in self._weights:
-            _round_(local(weight), kind)
-        # An autocast that is open would go on with its casts of the former weights.
-        torch.clear_autocast_cache()
         try:
+            for weight, kind in self._weights:
+                _round_(local(weight), kind)
+            # An autocast that is open would go on with its casts of the former weights.
+            torch.clear_autocast_cache()
             yield
         finally:
             free_gathered(self._model)

@@ -12,7 +12,7 @@ from forge_data._media_values import from_base64, media_of
 from forge_data._values import MESSAGE_ROLES as ROLES, checked_text, describe, from_json, nearest, string
 from forge_data.formats._samples import Message, Ranges
 from forge_data.formats._tool_calls import checked_calls
-from forge_data.formats._train_detail import DETAIL, detail_of, flags_of_parts, without_flags
+from forge_data.formats._train_detail import DETAIL, LEARNED, detail_of, flags_of_parts, without_flags
 from forge_data.formats._unread import is_empty, unread
 from forge_data.formats._weights import weight_of
 
@@ -22,11 +22,7 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 # Fields beside role and content, and the roles whose messages may have them.
 _FIELDS: dict[str, tuple[str, ...]] = {
     "name": ROLES,
-    "train": ROLES,
-    "weight": ROLES,
-    "loss": ROLES,
-    "loss_scale": ROLES,
-    DETAIL: ROLES,
+    **dict.fromkeys(LEARNED, ROLES),
     "tool_call_id": ("tool",),
     "tool_calls": ("assistant",),
     **dict.fromkeys(REASONING, ("assistant",)),
@@ -149,7 +145,7 @@ def _checked_message(
     for name, item in more.items():
         if name == "tool_calls":
             kept[name] = checked_calls(place, f"{field}.{name}", item)
-        elif name not in ("train", "weight", "loss", "loss_scale", DETAIL):
+        elif name not in LEARNED:
             kept[name] = string(place, f"{field}.{name}", item)
     ranges = flags_of_parts(place, f"{field}.content", message.get("content"), kept["content"])
     if DETAIL in more:

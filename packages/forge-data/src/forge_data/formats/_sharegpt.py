@@ -10,7 +10,7 @@ from forge_data.formats._messages import LIKENESS, Turns, checked_messages
 from forge_data.formats._rated import rated
 from forge_data.formats._samples import Chat, Message
 from forge_data.formats._tool_calls import function_call, with_call_turns
-from forge_data.formats._train_detail import DETAIL
+from forge_data.formats._train_detail import LEARNED
 from forge_data.formats._unread import unread
 
 _ROLES = {
@@ -25,8 +25,7 @@ _ROLES = {
     "observation": "tool",
     "tool": "tool",
 }
-_LEARNED = ("train", "weight", "loss", "loss_scale", DETAIL)
-_FIELDS = ("from", "value", *_LEARNED)
+_FIELDS = ("from", "value", *LEARNED)
 
 
 def sharegpt(place: str, fields: Fields) -> Chat:
@@ -92,7 +91,7 @@ def turn_message(place: str, field: str, turn: object) -> Message:
             f"{place}: field {field}.{extra[0]} is {describe(turn[extra[0]])}, which would be passed over; "
             f"known: {', '.join(_FIELDS)}; {remedy}{nearest(extra[0], _FIELDS, LIKENESS)}"
         )
-    message: Message = {"role": _ROLES[speaker]} | {name: turn[name] for name in _LEARNED if name in turn}
+    message: Message = {"role": _ROLES[speaker]} | {name: turn[name] for name in LEARNED if name in turn}
     if speaker == "function_call":
         return message | {"content": None, "tool_calls": _calls(place, f"{field}.value", turn.get("value"))}
     return message | {"content": string(place, f"{field}.value", turn.get("value"))}

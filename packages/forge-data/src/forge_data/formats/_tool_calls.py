@@ -5,6 +5,7 @@ from typing import Any
 
 from forge_data._errors import DataError
 from forge_data._values import checked_tree, describe, from_json, string
+from forge_data.formats._train_detail import LEARNED
 from forge_data.formats._unread import unread
 
 _CALL = {"id", "type", "index", "function"}
@@ -37,8 +38,6 @@ def function_call(place: str, field: str, value: object) -> dict[str, Any]:
 
 TURNS = {"tool_call": "assistant", "tool_response": "tool"}
 """Roles of ms-swift's messages that are a call or what it gave → the roles that chat templates know."""
-_LEARNED = ("train", "weight", "loss", "loss_scale", "train_detail")
-"""Fields of a message that say how much it is learned."""
 
 
 def with_call_turns(place: str, field: str, value: Any) -> tuple[Any, list[int]]:
@@ -80,7 +79,7 @@ def _role(message: object) -> str:
 
 
 def _learned(message: dict[str, Any]) -> dict[str, Any]:
-    return {name: message[name] for name in _LEARNED if message.get(name) is not None}
+    return {name: message[name] for name in LEARNED if message.get(name) is not None}
 
 
 def _as_text(message: dict[str, Any]) -> object:

@@ -13,6 +13,8 @@ from forge_data._values import describe, from_json
 from forge_data.formats._samples import Ranges
 
 DETAIL = "train_detail"
+LEARNED = ("train", "weight", "loss", "loss_scale", DETAIL)
+"""Fields of a message that say how much it is learned."""
 _KEYS = ("begin_offset", "end_offset", "train")
 _FORM = '{"begin_offset": 0, "end_offset": 8, "train": false}'
 
@@ -27,7 +29,7 @@ def detail_of(place: str, field: str, value: Any, content: Any) -> Ranges:
     if not isinstance(entries, list):
         raise DataError(f"{place}: field {field} is {describe(value)}; it must be a list of {_FORM}")
     if entries and not isinstance(content, str):
-        raise DataError(f"{place}: field {field} needs a content that is one text; give its parts `train` instead")
+        raise DataError(f"{place}: field {field} needs a content that is one text; have its parts say train instead")
     says: list[bool | None] = [None] * len(content or "")
     for at, entry in enumerate(entries):
         start, last, train = _entry(place, f"{field}[{at}]", entry, len(says))

@@ -172,10 +172,10 @@ def with_adapter(s: Any) -> Any:
         )
     stored = forge_algos.adaptations.stored_adapter(folder, s.adapter.adapter)
     for name, value in stored.shape.items():
-        origin = s.origins[name]
-        if origin != "default" and not origin.startswith("chosen") and getattr(s.adapter, name) != value:
+        origin, given = s.origins[name], getattr(s.adapter, name)
+        if origin != "default" and not origin.startswith("chosen") and given is not None and given != value:
             raise SettingsError(
-                f"{name}={getattr(s.adapter, name):g}{origin_note(origin)}: the adapter in adapter_path {stored.folder} has "
+                f"{name}={given:g}{origin_note(origin)}: the adapter in adapter_path {stored.folder} has "
                 f"{stored.said(name)}. Leave {name} out."
             )
         if value is not None:
