@@ -83,7 +83,7 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
     "orpo": {
         "beta": ({}, 0.1, 1.0),
         "learn_prompt": ({}, False, True),
-        "normalize": ({"max_tokens_per_gpu": 200}, "global", "trl"),
+        "normalize": ({"max_tokens_per_gpu": 200, "effective_batch_size": 5}, "global", "trl"),
     },
     "simpo": {
         "beta": ({}, 2.0, 4.0),
