@@ -22,7 +22,7 @@ from typing import Any
 import lane
 from repository import ROOT
 
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT))
 
 RUN = {"max_steps": 24, "effective_batch_size": 4, "learning_rate": 5e-3}
 """Steps, rows of each and least learning rate of a run."""
@@ -34,7 +34,7 @@ SHARPER = 10
 
 def one(name: str, model: Path, outline: Path) -> lane.Result:
     """Run a recipe, and return its first and last held-out figure, and the memory that it needs."""
-    whole = import_module("whole.recipes")
+    whole = import_module("tests.whole.recipes")
     words_of = whole.words_of
 
     from forge.settings._recipe import read_recipe
@@ -104,15 +104,15 @@ def write_gave(file: Path, says: str, run: str) -> None:
 
 def write_needs(file: Path, gibibytes: float, phase: str) -> None:
     """Write into a recipe's head what it needs."""
-    pattern = import_module("whole.recipes").NEEDS
+    pattern = import_module("tests.whole.recipes").NEEDS
     text = file.read_text(encoding="utf-8")
     file.write_text(pattern.sub(rf"# Needs: {gibibytes:.1f} GiB of GPU memory ({phase})\g<3>", text), encoding="utf-8")
 
 
 def main(arguments: list[str]) -> int:
     """Run what is not done yet, write the table, return whether anything failed."""
-    write_model = import_module("whole.conftest").write_model
-    write_outline = import_module("whole.recipes").write_outline
+    write_model = import_module("tests.whole.conftest").write_model
+    write_outline = import_module("tests.whole.recipes").write_outline
 
     from forge.settings._shipped import about, shipped
 
