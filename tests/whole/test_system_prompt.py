@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 
 import forge
 from forge.cli._app import main
-from forge.talking._model import AnsweringModel, run_system_prompt
+from forge.saving._system_prompt import run_system_prompt
+from forge.talking._model import AnsweringModel
+from forge.tasks._system_message import PROMPT_FILE
 
 from .conftest import conversations, write_rows
 
@@ -86,6 +89,27 @@ def test_the_run_is_asked_with_it(run: Path, asked: list[Any], capsys: pytest.Ca
         assert main(["generate", str(run), ASKED, "--system", system]) == 0
         assert "asked without the system message of the training rows" in capsys.readouterr().err
     assert asked == [[SYSTEM, USER]] * 2 + [[{"role": "system", "content": "Rhyme."}, USER], [USER]]
+
+
+@pytest.mark.slow
+def test_a_copy_of_an_export_is_asked_with_it(
+    run: Path, asked: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the export of a run, and of what `forge export` makes of it, of a copy; a file that is damaged is named."""
+    (export,) = (run / "hf_format").glob("samples_*")
+    copy = shutil.copytree(export, tmp_path / "deep" / "er" / "copy")
+    again = forge.export(copy, tmp_path / "deep" / "again")
+    for path in (copy, again):
+        forge.generate(path, ASKED)
+        assert "asked with the run's system_prompt" in capsys.readouterr().err
+    assert asked == [[SYSTEM, USER]] * 2
+    for damaged in ("{", "[1]", '{"system_prompt": 1}'):
+        (copy / PROMPT_FILE).write_text(damaged)
+        with pytest.raises(forge.SettingsError, match=rf"{PROMPT_FILE}: is not what an export writes.* remove it"):
+            forge.generate(copy, ASKED)
+    (copy / PROMPT_FILE).unlink()
+    forge.generate(copy, ASKED)
+    assert asked[2:] == [[USER]]
 
 
 @pytest.mark.slow

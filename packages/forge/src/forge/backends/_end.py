@@ -33,7 +33,10 @@ def export_trained(
     directory = out.path / "hf_format" / name
     report.doing(f"exporting {name} and loading it back")
     dtype, as_plain = dtype_of_exports(task, s, adaptation.writes), exported_as(task, adaptation)
-    forge_dist.export_model(adaptation.model, directory, tokenizer=tokenizer, dtype=dtype, strategy=strategy, **as_plain)
+    beside = task.export_files(s, adaptation.model)
+    forge_dist.export_model(
+        adaptation.model, directory, tokenizer=tokenizer, dtype=dtype, strategy=strategy, beside=beside, **as_plain
+    )
     samples = train.short_samples()
     check = forge_dist.check_export(
         adaptation.model, directory, samples, strategy=strategy, attach=adaptation.attach, **as_plain

@@ -33,6 +33,7 @@ from forge.run._run_directory import RunDirectory
 from forge.run._starting_model import Start
 from forge.saving._hashes import hash_export, record_hashes
 from forge.settings._recipe import as_recipe, as_values
+from forge.tasks._system_message import write_system_prompt
 from forge.trackers._watchers import Watchers
 
 FOLDER = "backend"
@@ -264,6 +265,8 @@ class OwnLoopBackend(Backend):
             directory = target / f"samples_{samples if count == math.inf else int(count)}"
             self.tidy(each)
             end = write_turn_end(each, tokenizer, former_turn_end(out.path)) or end
+            if (text := getattr(s.data, "system_prompt", None)) is not None:
+                write_system_prompt(each, text)
             each.rename(directory)
         if end is not None:
             report.note(f"{setting_of_end(s)}: {end} ends a turn, and generation_config.json of an export names it")

@@ -21,6 +21,7 @@ from forge.exporting._model_card import model_card
 from forge.exporting._request import DType, ExportRequest, Format
 from forge.saving._exports import compared_by
 from forge.saving._sentence_transformers import copy_sentence_transformers
+from forge.saving._system_prompt import copy_system_prompt
 
 _ROWS = (5, 17, 33, 64)
 """Lengths in tokens of the rows on which logits are compared."""
@@ -165,6 +166,7 @@ def _write_hf(request: ExportRequest, model: Any, tokenizer: Any, rows: Sequence
         file.rename(folder / file.name)
     written.rmdir()
     copy_sentence_transformers(request.folder, folder)
+    copy_system_prompt(request.folder, folder)
     return (
         f"Read back: {check.tensors} tensors, each the one in memory, written as {request.dtype}; loaded by plain "
         f"{'PEFT' if request.adapter and not request.merge else 'transformers'}, its {compared_by(request.task)} on "

@@ -28,6 +28,7 @@ from forge._progress import Reporter
 from forge._redact import is_hub_form
 from forge._turn_end import stop_at_turn_end, trained_turn_end
 from forge.saving._directories import last_export, run_values
+from forge.saving._system_prompt import run_system_prompt
 from forge.talking._stops import BeforeStop, end_of, until_stop
 from forge.tasks._system_message import shared_system
 
@@ -169,6 +170,7 @@ class AnsweringModel:
 
     def __init__(self, model_path: str | Path, *, seed: int = 42) -> None:
         directory = find_model(model_path)
+        self._system_prompt = run_system_prompt(directory)
         self._machine = forge_accel.accelerator()
         self._machine.seed(seed)
         dtype = self._machine.dtype("auto").value
@@ -188,7 +190,6 @@ class AnsweringModel:
         self.about: str = f"{directory}: {_template(self._tokenizer.chat_template, model_path)}"
         """Which chat template and which thinking mode answers are asked with, in words."""
         self._data = Path(directory).expanduser().absolute().parent.parent / "data" / "train"
-        self._system_prompt = run_system_prompt(directory)
 
     def system(self, given: str | None) -> str | None:
         """Return the system message to ask with: the one given, none for "", or the run's own."""
@@ -373,18 +374,6 @@ def _streamer(tokenizer: Any, shown: Callable[[str], None], stop: Sequence[str])
                 shown(piece)
 
     return Shown(tokenizer, skip_prompt=True, skip_special_tokens=True)
-
-
-def run_system_prompt(directory: str | Path) -> str | None:
-    """Return the `system_prompt` of the run that exported a directory; None without one."""
-    run = Path(directory).expanduser().absolute().parent.parent
-    if not Path(directory).expanduser().is_dir() or not (run / "config.yaml").is_file():
-        return None
-    try:
-        found = run_values(run).get("system_prompt")
-    except SettingsError:
-        return None  # another program's config.yaml, above a model of no run
-    return found if isinstance(found, str) else None
 
 
 def _template(template: Any, model_path: str | Path) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import forge_data
 
+PROMPT_FILE = "forge_system_prompt.json"
+"""File of an export with the `system_prompt` that its model was trained with."""
 _LOOKED_AT = 100
 _SYSTEM, _USER = "forge-system-message", "forge-user-message"
 """Texts that a template is rendered with to see what it writes around a system message."""
@@ -24,6 +28,12 @@ def with_system_prompt(prompt: Any, text: str | None) -> Any:
         return prompt
     asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return [{"role": "system", "content": text}, *asked]
+
+
+def write_system_prompt(folder: Path, text: str) -> None:
+    """Write the file that says how the model of an export is asked."""
+    content = json.dumps({"system_prompt": text}, ensure_ascii=False, indent=2)
+    (folder / PROMPT_FILE).write_text(content + "\n", encoding="utf-8")
 
 
 def has_system_message(messages: Sequence[Mapping[str, Any]]) -> bool:

@@ -7,6 +7,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -19,6 +20,7 @@ import forge_dist
 import forge_packing
 from forge._counted import counted, figure
 from forge.settings._settings import RunSettings, row_tokens
+from forge.tasks._system_message import write_system_prompt
 from forge.tasks.items._items import Items, padding
 
 if TYPE_CHECKING:
@@ -281,7 +283,8 @@ class Task(ABC):
 
     def export_files(self, s: Any, model: Any) -> Callable[[Path], None] | None:  # noqa: ARG002 - most have none
         """Return what writes further files into the folder of an export; None for none."""
-        return None
+        text = getattr(s.data, "system_prompt", None)
+        return None if text is None else partial(write_system_prompt, text=text)
 
     def score_reference(self, run: Run) -> None:  # noqa: B027 - most have no reference
         """Compute what depends on the initial weights, and keep it in the run's files."""
