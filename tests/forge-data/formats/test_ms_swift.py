@@ -113,6 +113,18 @@ def test_names_of_columns_are_read_by_their_rules(row, history):
         assert convert("ms_swift", "f:1", row, None).messages == there
 
 
+@pytest.mark.parametrize("name", ["query", "problem", "instruction"])
+def test_a_question_that_is_null(name, chatml_tokenizer, tmp_path):
+    """An answer is not learned without its question because a table has null there; without the field it is, as there."""
+    (file := tmp_path / "rows.jsonl").write_text(json.dumps({name: None, "response": "ho", "system": "be brief"}))
+    said = rf"rows\.jsonl:1: field {name} is null, and response would be learned without a question; give one"
+    with pytest.raises(DataError, match=said):
+        prepare(file, chatml_tokenizer, tmp_path / "store", format="ms_swift", num_proc=1)
+    assert learned({"response": "ho"}, chatml_tokenizer, format="ms_swift") == ["ho<|im_end|>"]
+    kept = {name: None, "messages": [USER, BOT], "response": "x"}
+    assert learned(kept, chatml_tokenizer, format="ms_swift") == ["ho<|im_end|>"]
+
+
 def test_every_answer_is_learned(chatml_tokenizer):
     """As `loss_scale=default` does: of the history too."""
     row = {"query": "hi", "response": "ho", "history": [["a", "b"]]}

@@ -44,7 +44,7 @@ _KEPT = (*TEMPLATE_FIELDS, *MEDIA_FIELDS)
 
 def messages_of(place: str, fields: Fields) -> list[Any]:
     """Return the messages of a row, which are not checked yet; errors as `ms_swift`."""
-    system = _named(fields, _SYSTEM)
+    system, nulls = _named(fields, _SYSTEM), getattr(fields, "nulls", ())
     said = [] if system is None else [{"role": "system", "content": string(place, system, fields[system])}]
     listed = next((name for name in _CONVERSATIONS if name in fields), None)
     if listed is not None:
@@ -58,6 +58,12 @@ def messages_of(place: str, fields: Fields) -> list[Any]:
     else:
         query = _named(fields, _QUERY)
         question = None if query is None else string(place, query, fields[query])
+    null = None if question is not None or response is None else next((name for name in _QUERY if name in nulls), None)
+    if null is not None:
+        raise DataError(
+            f"{place}: field {null} is null, and {response} would be learned without a question; give one, leave {null} out to "
+            "learn it so, or take the row out"
+        )
     answer = None if response is None else fields[response]
     if isinstance(answer, list) and answer:
         answer = answer[0]  # the first of several answers, as there
