@@ -68,9 +68,26 @@ def test_verls_functions_of_a_batch_and_of_a_coroutine():
         await asyncio.sleep(0.001)
         return batch(VERL["data_source"], solution_strs, ground_truths, VERL["extra_info"])
 
-    for function in (batch, both):
+    class Both:
+        async def __call__(self, solution_strs, ground_truths):
+            return await both(solution_strs, ground_truths)
+
+    class Later:
+        async def __call__(self, data_source, solution_str, ground_truth, extra_info):
+            return await later(data_source, solution_str, ground_truth, extra_info)
+
+    class Queries:
+        async def __call__(self, queries, prompts, labels):
+            return {"rewards": [float(query.endswith(label)) for query, label in zip(queries, labels, strict=True)]}
+
+    for function in (batch, both, Both()):
         assert score(Reward(name="f", function=adapted(function)), inputs(VERL)).tolist() == [1, 0, 1]
-    assert score(Reward(name="f", function=adapted(later)), inputs(VERL)).tolist() == [4, 3, 4]
+    for function in (later, Later()):
+        waiting = 0
+        assert score(Reward(name="f", function=adapted(function)), inputs(VERL)).tolist() == [4, 3, 4]
+    texts = {"query_texts": ["a7", "b7", "c9"], "prompt_texts": ["a", "b", "c"]}
+    reward = Reward(name="f", function=adapted(Queries()))
+    assert score(reward, inputs({"label": ["7", "8", None]}, **texts)).tolist() == [1, 0, 1]
 
 
 @pytest.mark.parametrize("as_dict", [True, False])

@@ -7,6 +7,7 @@ import math
 import re
 import sys
 import time
+from functools import partial
 
 import attrs
 import numpy as np
@@ -221,6 +222,32 @@ def test_async_functions_are_awaited():
     failing = attrs.evolve(asked, columns={**asked.columns, "fails": [1] * len(asked.completions)})
     with pytest.raises(RewardError, match=rf"ValueError: not so, at {__file__}:\d+, for row {asked.rows[0]}"):
         score(Reward(name="later", function=later), failing)
+
+
+class Later:
+    """A reward that is an object, with a coroutine to call."""
+
+    async def __call__(self, prompts, completions, scale=1.0, **_):
+        await asyncio.sleep(0.001)
+        if scale is None:
+            raise ValueError("not so")
+        return [scale * len(c) for c in completions]
+
+
+def behind(**asked):
+    """A plain function that gives the coroutine of another one."""
+    return Later()(**asked)
+
+
+@pytest.mark.parametrize("function", [Later(), partial(Later(), scale=1.0), partial(Later().__call__, scale=1.0), behind])
+@pytest.mark.parametrize("timeout", [None, 30.0])
+def test_whatever_gives_a_coroutine_is_awaited(function, timeout):
+    """An object whose `__call__` is `async def`, a part of it, a function that returns one: with and without a limit."""
+    scores = score(Reward(name="later", function=function), ANSWERS, timeout=timeout)
+    np.testing.assert_array_equal(scores, [len(c) for c in ANSWERS.completions])
+    if function is not behind:
+        with pytest.raises(RewardError, match=rf"ValueError: not so, at {__file__}:\d+, for row"):
+            score(Reward(name="later", function=partial(function, scale=None)), ANSWERS, timeout=timeout)
 
 
 def test_a_function_that_takes_too_long():

@@ -98,31 +98,19 @@ def _taken(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]
 
 
 def _verl(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Callable[..., Any]:
-    def asked(completions: Sequence[Any], columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-        return [
-            _taken(parameters, dict(zip(_ONE, each, strict=True))) for each in zip(*_rows(completions, columns), strict=True)
-        ]
+    def call(prompts: Any, completions: Any, **columns: Any) -> Any:  # noqa: ARG001 - verl gives no prompt
+        rows = (dict(zip(_ONE, each, strict=True)) for each in zip(*_rows(completions, columns), strict=True))
+        return _of_values([function(**_taken(parameters, row)) for row in rows], lambda found: [_score(each) for each in found])
 
-    def call(prompts: Any, completions: Any, **columns: Any) -> list[Any]:  # noqa: ARG001 - verl gives no prompt
-        return [_score(function(**one)) for one in asked(completions, columns)]
-
-    async def wait(prompts: Any, completions: Any, **columns: Any) -> list[Any]:  # noqa: ARG001 - as above
-        return [_score(found) for found in await asyncio.gather(*(function(**one) for one in asked(completions, columns)))]
-
-    return wait if inspect.iscoroutinefunction(inspect.unwrap(function)) else call
+    return call
 
 
 def _verl_batch(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Callable[..., Any]:
-    def asked(completions: Sequence[Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-        return _taken(parameters, dict(zip(_BATCH, _rows(completions, columns), strict=True)))
+    def call(prompts: Any, completions: Any, **columns: Any) -> Any:  # noqa: ARG001 - verl gives no prompts
+        asked = _taken(parameters, dict(zip(_BATCH, _rows(completions, columns), strict=True)))
+        return _of_values([function(**asked)], lambda found: [_score(each) for each in found[0]])
 
-    def call(prompts: Any, completions: Any, **columns: Any) -> list[Any]:  # noqa: ARG001 - verl gives no prompts
-        return [_score(each) for each in function(**asked(completions, columns))]
-
-    async def wait(prompts: Any, completions: Any, **columns: Any) -> list[Any]:  # noqa: ARG001 - as above
-        return [_score(each) for each in await function(**asked(completions, columns))]
-
-    return wait if inspect.iscoroutinefunction(inspect.unwrap(function)) else call
+    return call
 
 
 def _openrlhf(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> Callable[..., Any]:
@@ -135,16 +123,30 @@ def _openrlhf(function: Callable[..., Any], parameters: Mapping[str, inspect.Par
         labels = ["" if each is None else each for each in columns.get("label") or [None] * len(completions)]
         return _taken(parameters, dict(zip(_TEXTS, (whole, texts, labels), strict=True)))
 
-    def values(found: Any) -> Any:
+    def rewards(found: Any) -> Any:
         return found["rewards"] if isinstance(found, Mapping) and "rewards" in found else found
 
     def call(prompts: Any, completions: Any, **columns: Any) -> Any:
-        return values(function(**asked(prompts, completions, columns)))
+        return _of_values([function(**asked(prompts, completions, columns))], lambda found: rewards(found[0]))
 
-    async def wait(prompts: Any, completions: Any, **columns: Any) -> Any:
-        return values(await function(**asked(prompts, completions, columns)))
+    return call
 
-    return wait if inspect.iscoroutinefunction(inspect.unwrap(function)) else call
+
+def _of_values(found: list[Any], read: Callable[[list[Any]], Any]) -> Any:
+    """Return what is read of a function's values, or a coroutine of that where they are awaited.
+
+    A value tells, and not the function: `async def` may stand in `__call__` or behind another function.
+    """
+    if not any(map(inspect.isawaitable, found)):
+        return read(found)
+
+    async def one(value: Any) -> Any:
+        return await value if inspect.isawaitable(value) else value
+
+    async def wait() -> Any:
+        return read(await asyncio.gather(*map(one, found)))
+
+    return wait()
 
 
 def _rows(completions: Sequence[Any], columns: Mapping[str, Any]) -> tuple[list[Any], list[str], list[Any], list[Any]]:

@@ -232,9 +232,12 @@ def _copied(values: Sequence[Any]) -> list[Any]:
 
 
 def _values(reward: Reward, asked: Callable[[], Any], timeout: float | None, where: str) -> Any:
-    """Call the function, and wait for it where it is a coroutine or has a time limit."""
-    if timeout is None and not inspect.iscoroutinefunction(inspect.unwrap(reward.function)):
-        return asked()
+    """Call the function, and wait for it where what it gives is awaited or has a time limit."""
+    if timeout is None:
+        given = asked()
+        if not inspect.isawaitable(given):
+            return given
+        asked = partial(_same, given)
     call = Call(asked)
     try:
         return call.future.result(timeout)
@@ -245,6 +248,10 @@ def _values(reward: Reward, asked: Callable[[], Any], timeout: float | None, whe
         f"reward {reward.name!r} did not return within reward_timeout={timeout:g} seconds for {where}: it stands at "
         f"{_place(reward, call)}; raise reward_timeout, or make the function faster"
     )
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _number(reward: Reward, inputs: RewardInputs, i: int, value: Any) -> float:
@@ -281,7 +288,11 @@ def _place(reward: Reward, at: Exception | Call | None = None) -> str:
 
 def place_of(function: Any, at: Exception | Call | None = None) -> str:
     """Return file and line at which a function raised or stands, or where it is defined."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    function = inspect.unwrap(function)
+    while isinstance(function, partial):
+        function = inspect.unwrap(function.func)
+    called = function if hasattr(function, "__code__") else type(function).__call__
+    code = getattr(inspect.unwrap(called), "__code__", None)
     if code is None:
         return f"{type(function).__name__}, which is not written in Python"
     line: int | None = None
