@@ -1,4 +1,4 @@
-"""Architectures of GGUF files: what readers find in their fields, and what they take for granted.
+"""Architectures of GGUF files: what their fields say, and what readers take for granted.
 
 Keys, names and order of tensors are those that llama.cpp's converter writes (its folder conversion/) and that its loader reads
 (src/models/).

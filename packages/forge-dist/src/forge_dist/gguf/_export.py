@@ -146,7 +146,7 @@ def gguf_fields(
 
 
 def tensors_to_write(model: "PreTrainedModel", arch: Architecture, where: Path) -> dict[str, FileTensor]:
-    """Return name in the file → tensor, with those of the rotary embeddings; the model's are views.
+    """Return name in the file → tensor, with those of the rotary embeddings.
 
     Raises:
         ModelError: a tensor has no name in GGUF.

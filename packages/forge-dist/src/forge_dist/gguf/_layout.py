@@ -1,4 +1,4 @@
-"""Names, order and metadata of a transformers model in a GGUF file, by the rows of `ARCHITECTURES`.
+"""Names, order and metadata of a transformers model in a GGUF file, by `ARCHITECTURES`.
 
 The keys are defined in ggml's docs/gguf.md; the rows of Llama's queries and keys are in the order of Meta's own weights, in
 which the two halves of a rotated pair are neighbours.
@@ -91,7 +91,7 @@ class FileTensor(NamedTuple):
 
 
 def gguf_tensors(model: "PreTrainedModel", arch: Architecture, where: Path) -> dict[str, FileTensor]:
-    """Return GGUF's name → the tensor of that name; without a head that is tied to the embedding.
+    """Return GGUF's name → the tensor of that name, without a tied head.
 
     They are views: nothing is copied before `FileTensor.values` is called.
 

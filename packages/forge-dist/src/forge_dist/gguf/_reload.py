@@ -46,9 +46,9 @@ def read_contents(path: Path) -> Contents:
 
 
 def reload_gguf(path: Path, model: "PreTrainedModel", contents: Contents, arch: Architecture) -> "PreTrainedModel":
-    """Load a file in float32: through transformers where it reads the architecture, else by `ARCHITECTURES`.
+    """Load a file as a model in float32.
 
-    The latter gives a model that has what the file says and what its readers assume, and else transformers' own defaults.
+    Through transformers where it reads the architecture, else by `ARCHITECTURES`, which gives a model that has what the file says and what its readers assume, and else transformers' own defaults.
     """
     load = _by_transformers if arch.by_transformers else _by_table
     return load(path, model, contents, arch).eval()
@@ -71,7 +71,7 @@ def _by_transformers(path: Path, model: "PreTrainedModel", contents: Contents, a
 
 
 def _by_table(path: Path, model: "PreTrainedModel", contents: Contents, arch: Architecture) -> "PreTrainedModel":
-    """Make the model that a file's fields and the architecture's assumptions describe, and fill it with its tensors."""
+    """Make the model that a file's fields describe, and fill it with its tensors."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 

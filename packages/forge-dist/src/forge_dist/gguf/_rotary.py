@@ -23,7 +23,7 @@ def rotary_of(config: Any) -> dict[str, Any]:
 
 
 def rotary_fields(config: Any, arch: Architecture) -> dict[str, Any]:
-    """Return the keys, without the architecture's name, and values that describe the rotary embeddings."""
+    """Return the fields of the rotary embeddings, by keys without the architecture's name."""
     fields: dict[str, Any] = {"rope.freq_base": float(rotary_of(config)["rope_theta"])}
     if arch.neighbours:  # by readers of the others it is the width of a head
         fields["rope.dimension_count"] = head_dim(config)
@@ -31,12 +31,12 @@ def rotary_fields(config: Any, arch: Architecture) -> dict[str, Any]:
 
 
 def rotary_parameters(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration's rope_parameters that fields, without the architecture's name, describe."""
+    """Return the rope_parameters that fields describe, by keys without the architecture's name."""
     return {"rope_type": "default", "rope_theta": fields["rope.freq_base"]}
 
 
 def rotary_tensors(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
-    """Return the tensors that readers need for a model's rotary embeddings: none where they are plain.
+    """Return the tensors for a model's rotary embeddings: none where they are plain.
 
     float32[head_dim / 2].
     """
