@@ -48,7 +48,8 @@ def read_contents(path: Path) -> Contents:
 def reload_gguf(path: Path, model: "PreTrainedModel", contents: Contents, arch: Architecture) -> "PreTrainedModel":
     """Load a file as a model in float32.
 
-    Through transformers where it reads the architecture, else by `ARCHITECTURES`, which gives a model that has what the file says and what its readers assume, and else transformers' own defaults.
+    Through transformers where it reads the architecture, else by `ARCHITECTURES`: what the file says, what its readers assume,
+    and else transformers' own defaults.
     """
     load = _by_transformers if arch.by_transformers else _by_table
     return load(path, model, contents, arch).eval()
