@@ -14,6 +14,7 @@ SIZES = {
     "eos_token_id": 1,
     "pad_token_id": 2,
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -30,6 +31,12 @@ MODELS = {
     "mistral": lambda vocabulary: transformers.MistralConfig(vocab_size=vocabulary, sliding_window=128, **SIZES),
     "qwen2": lambda vocabulary: transformers.Qwen2Config(vocab_size=vocabulary, tie_word_embeddings=True, **SIZES),
     "qwen3": lambda vocabulary: transformers.Qwen3Config(vocab_size=vocabulary, head_dim=32, **SIZES),
+    "qwen2_moe": lambda vocabulary: transformers.Qwen2MoeConfig(
+        vocab_size=vocabulary, shared_expert_intermediate_size=64, **EXPERTS, **SIZES
+    ),
+    "qwen3_moe": lambda vocabulary: transformers.Qwen3MoeConfig(
+        vocab_size=vocabulary, head_dim=32, norm_topk_prob=True, tie_word_embeddings=True, **EXPERTS, **SIZES
+    ),
 }
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor "

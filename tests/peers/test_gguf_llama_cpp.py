@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import forge_dist
-from forge_dist.gguf._layout import gguf_names
+from forge_dist.gguf._layout import gguf_architecture, gguf_tensors, model_fields
 from forge_dist.gguf._tokenizer import PROBES
 from forge_dist.gguf._types import quantize
 
@@ -28,8 +28,16 @@ try:
 finally:
     sys.path.pop(0)
 
-RULES = {"llama-tied": "smollm", "llama3": "llama-bpe", "mistral": "tekken", "qwen2": "qwen2", "qwen3": "gpt-2"}
-"""Kind of model → the rule by which its tokenizer cuts text: each rule once."""
+RULES = {
+    "llama-tied": "smollm",
+    "llama3": "llama-bpe",
+    "mistral": "tekken",
+    "qwen2": "qwen2",
+    "qwen3": "gpt-2",
+    "qwen2_moe": "qwen2",
+    "qwen3_moe": "qwen2",
+}
+"""Kind of model → the rule by which its tokenizer cuts text."""
 
 
 class Server:
@@ -40,6 +48,8 @@ class Server:
         settings.model.path = str(file)
         settings.n_ctx, settings.n_parallel, settings.port, settings.warmup = 256, 1, 0, False
         settings.cpuparams.n_threads = 1
+        settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self._server = xllamacpp.Server(settings)
 
     def ask(self, path: str, **body: Any) -> dict[str, Any]:
@@ -65,7 +75,7 @@ def differences(server: Server, model: Any) -> Iterator[list[float]]:
 
 @pytest.mark.parametrize("kind", RULES)
 def test_llama_cpp_computes_the_same(kind: str, tmp_path: Path) -> None:
-    """Tokens to the last, the chat prompt to the letter, log-probabilities to the rounding of its cache in float16."""
+    """Tokens to the last, the chat prompt to the letter, log-probabilities to 1e-4."""
     tokenizer, model = tiny.tokenizer_of(RULES[kind], begins=kind == "llama3"), tiny.model_of(kind)
     server = Server(forge_dist.export_gguf(model, tmp_path / "m.gguf", tokenizer=tokenizer, dtype="float32", name="tiny"))
     for text in (*PROBES, "<|im_start|>user\nhow many? 1234 <think> x<|im_end|>\n"):
@@ -76,7 +86,26 @@ def test_llama_cpp_computes_the_same(kind: str, tmp_path: Path) -> None:
     assert server.ask("/apply-template", messages=messages)["prompt"] == expected
     compared = list(differences(server, model))
     assert len(compared) >= 3
-    assert max(map(max, compared)) < 1e-2
+    assert max(map(max, compared)) < 1e-4
+
+
+COUNTS = ("expert_used_count", "attention.sliding_window")
+"""Integers that no tensor's shape gives away."""
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_llama_cpp_reads_each_number(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field with another value gives other probabilities: it stands where llama.cpp looks for it."""
+    tokenizer, model = tiny.tokenizer_of(RULES[kind]), tiny.model_of(kind)
+    right = model_fields(model.config, gguf_architecture(model, tmp_path))
+    tried = [key for key, value in right.items() if isinstance(value, float) or key.endswith(COUNTS)]
+    for key in tried:
+        wrong = right | {key: right[key] * 1.5 + 0.01 if isinstance(right[key], float) else right[key] // 2}
+        monkeypatch.setattr("forge_dist.gguf._export.model_fields", lambda *_, wrong=wrong: dict(wrong))
+        file = forge_dist.export_gguf(model, tmp_path / f"{key}.gguf", tokenizer=tokenizer, dtype="float32", name="tiny")
+        apart = max(map(max, differences(Server(file), model)))
+        assert apart > 1e-3, f"{key} {apart}"
+    assert len(tried) >= 2
 
 
 @pytest.mark.parametrize("dtype", ["q8_0", "mxfp4"])
@@ -101,13 +130,13 @@ def test_llama_cpp_rounds_to_the_same_bytes(dtype: str) -> None:
     assert (size, theirs.raw) == (len(ours), ours)
 
 
-@pytest.mark.parametrize("dtype", ["q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
+@pytest.mark.parametrize("dtype", ["q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "mxfp4"])
 def test_llama_cpp_runs_each_type(dtype: Any, tmp_path: Path) -> None:
     """A file of blocks answers as a model with the rounded weights does, to the rounding of activations to 8 bits."""
-    tokenizer, model = tiny.tokenizer_of("qwen2"), tiny.model_of("qwen2")
+    tokenizer, model = tiny.tokenizer_of("qwen2"), tiny.model_of("qwen3_moe" if dtype == "mxfp4" else "qwen2")
     file = forge_dist.export_gguf(model, tmp_path / "m.gguf", tokenizer=tokenizer, dtype=dtype, name="tiny")
-    for name, tensor in gguf_names(model, "qwen2", file).items():
-        tensor.copy_(forge_dist.gguf_rounded(tensor, forge_dist.gguf_type(name, tensor.shape, dtype)))
+    for name, tensor in gguf_tensors(model, gguf_architecture(model, file), file).items():
+        tensor.fill(forge_dist.gguf_rounded(tensor.values(), forge_dist.gguf_type(name, tensor.shape, dtype)))
     compared = list(differences(Server(file), model))
     assert sum(map(len, compared)) >= 60
     assert max(map(max, compared)) < 0.1

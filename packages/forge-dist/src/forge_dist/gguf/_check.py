@@ -1,6 +1,7 @@
 """Check a GGUF file: what a reader finds in it must be the model in memory.
 
-Fields and tensors are read back with the gguf library; transformers, which reads such files too, computes the logits.
+Fields and tensors are read back with the gguf library; transformers computes the logits, and reads the files too where it knows
+the architecture.
 """
 
 import io
@@ -8,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
@@ -16,16 +17,10 @@ import torch
 from forge_dist._errors import ExportError
 from forge_dist._third_party_logs import quiet_transformers
 from forge_dist.adapters._merge import logits_of, relative_difference
+from forge_dist.gguf._architectures import Architecture
 from forge_dist.gguf._export import Progress, gguf_fields, require_gguf, tensors_to_write
-from forge_dist.gguf._layout import (
-    ROPE_FACTORS,
-    file_row_order,
-    gguf_architecture,
-    gguf_names,
-    model_row_order,
-    own_frequencies,
-    plain_frequencies,
-)
+from forge_dist.gguf._layout import FileTensor, gguf_architecture, gguf_tensors
+from forge_dist.gguf._reload import Contents, read_contents, reload_gguf
 from forge_dist.gguf._types import GGUFType, gguf_type, in_blocks, quantize, type_counts
 from forge_dist.verifying._judge import EXACT
 from forge_dist.verifying._tensors import same_bits
@@ -84,12 +79,12 @@ def check_gguf(
     `doing` is told, in words, what is done once all tensors are compared.
 
     1. Every field is as it was to be written; every tensor equals the one in memory, rounded to the file's type, bit for bit.
-    2. The file loads through transformers in float32, on the CPU, and every tensor of the result is what the file holds.
+    2. The file loads in float32, on the CPU, through transformers or (architectures that it does not read) as the model that
+       the file's fields describe, and every tensor of the result is what the file holds.
     3. On `samples`, rows of token ids [S], truncated to the file's context length, its logits are those of the model in memory,
-    within
-       what rounding may change; and, with the unrounded weights, within 1e-5 of the largest.
+       within what rounding may change; and, with the unrounded weights, within 1e-5 of the largest.
 
-    A second copy of the model is contents meanwhile.
+    A second copy of the model is in memory meanwhile.
 
     Raises:
         ExportError: the first field or tensor that differs, or the logits.
@@ -97,21 +92,21 @@ def check_gguf(
     require_gguf()
     path = Path(os.path.abspath(file))
     arch = gguf_architecture(model, path)
-    contents = _prove_file(
-        model, path, arch, gguf_fields(model, tokenizer, dtype=dtype, name=name, where=path), dtype, progress
-    )
+    wanted = tensors_to_write(model, arch, path)
+    fields = gguf_fields(model, tokenizer, dtype=dtype, name=name, where=path)
+    contents = _prove_file(path, fields, wanted, dtype, progress)
     say = doing or (lambda _: None)
     say(f"loading {path.name} with transformers")
     try:
         # transformers cannot switch off its progress bar over the tensors of a GGUF file.
         with quiet_transformers(), redirect_stderr(io.StringIO()):
-            reloaded = _reload(path, model, contents)
+            reloaded = reload_gguf(path, model, contents, arch)
     except (OSError, ValueError, RuntimeError, KeyError, NotImplementedError) as error:
         raise ExportError(f"{path} cannot be read back: {error}") from error
     _prove_reloaded(model, reloaded, contents, path, arch)
     # Beyond a sliding window readers compute other logits than the model; the file's context ends there.
     say(f"comparing the logits of {path.name} with those of the model")
-    rows = [row[: contents.fields[f"{arch}.context_length"]] for row in samples]
+    rows = [row[: contents.fields[f"{arch.name}.context_length"]] for row in samples]
     expected = logits_of(model, rows)
     difference = relative_difference(expected, logits_of(reloaded, rows))
     reloaded.load_state_dict(model.state_dict(), assign=True)
@@ -124,83 +119,43 @@ def check_gguf(
                 f"{path}{what} does not compute what the model in memory does: logits differ by {apart:.3g} of the largest "
                 f"(allowed {allowed:g})"
             )
-    counts = type_counts(tensors_to_write(model, arch, path), dtype)
+    counts = type_counts(wanted, dtype)
     halves = counts.get("float16", 0) if in_blocks(dtype) else 0
     return GGUFCheck(
         tensors=len(contents.tensors), halves=halves, matrices=counts, difference=difference, exact=exact, tolerance=tolerance
     )
 
 
-class _Contents(NamedTuple):
-    """Contents of a file, as the gguf library reads them; tensors stay on the disk."""
-
-    fields: dict[str, Any]
-    tensors: dict[str, Any]
-
-    def read(self, name: str) -> torch.Tensor:
-        """Return a tensor as float32, its rows in the file's order."""
-        from gguf import dequantize
-
-        tensor = self.tensors[name]
-        return torch.tensor(dequantize(tensor.data, tensor.tensor_type)).reshape(tuple(reversed(tensor.shape.tolist())))
-
-
 def _prove_file(
-    model: "PreTrainedModel",
-    path: Path,
-    arch: str,
-    fields: dict[str, Any],
-    dtype: GGUFType,
-    progress: Progress | None,
-) -> _Contents:
+    path: Path, fields: dict[str, Any], wanted: dict[str, FileTensor], dtype: GGUFType, progress: Progress | None
+) -> Contents:
     """Return the file's contents, if they are the `fields` and the model's tensors alone."""
-    from gguf import GGUFReader
-
-    try:
-        reader = GGUFReader(path)
-    except (OSError, ValueError, IndexError) as error:
-        raise ExportError(f"{path} cannot be read back: {error}") from error
-    found = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+    contents = read_contents(path)
+    found = contents.fields
     for key in sorted(fields.keys() | found.keys()):
         expected = (
             torch.tensor(fields[key], dtype=torch.float32).item() if isinstance(fields.get(key), float) else fields.get(key)
         )
         if found.get(key) != expected:
             raise ExportError(f"{path}: the field {key} is {str(found.get(key))[:80]} instead of {str(expected)[:80]}")
-    contents = _Contents(found, {tensor.name: tensor for tensor in reader.tensors})
-    wanted = tensors_to_write(model, arch, path)
     if contents.tensors.keys() != wanted.keys():
         raise ExportError(f"{path}: the tensor {min(contents.tensors.keys() ^ wanted.keys())} is missing or too many")
     for done, (key, tensor) in enumerate(wanted.items(), start=1):
         if progress is not None:
             progress(done, len(wanted))
-        expected = quantize(file_row_order(key, tensor, model.config, arch), gguf_type(key, tensor.shape, dtype))
+        expected = quantize(tensor.values(), gguf_type(key, tensor.shape, dtype))
         if contents.tensors[key].data.tobytes() != expected.tobytes():
             raise ExportError(f"{path}: the tensor {key} is not the one in memory")
     return contents
 
 
-def _reload(path: Path, model: "PreTrainedModel", contents: _Contents) -> "PreTrainedModel":
-    """Load the file through transformers, with two values that it does not read by itself."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    # The whole path, though its folder is named too: transformers prefers a file of that name in the working directory.
-    config: Any = AutoConfig.from_pretrained(path.parent, gguf_file=str(path), trust_remote_code=False)
-    config.head_dim = contents.fields[f"{contents.fields['general.architecture']}.attention.key_length"]
-    config._attn_implementation = str(model.config._attn_implementation)
-    reloaded = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=str(path), config=config, dtype=torch.float32, trust_remote_code=False
-    )
-    if ROPE_FACTORS in contents.tensors:
-        own_frequencies(reloaded).copy_(plain_frequencies(config) / contents.read(ROPE_FACTORS))
-    return reloaded.eval()
-
-
-def _prove_reloaded(model: "PreTrainedModel", reloaded: "PreTrainedModel", contents: _Contents, path: Path, arch: str) -> None:
-    """Raise ExportError unless every tensor that transformers read is the one in the file."""
-    ours, theirs = gguf_names(model, arch, path), gguf_names(reloaded, arch, path)
+def _prove_reloaded(
+    model: "PreTrainedModel", reloaded: "PreTrainedModel", contents: Contents, path: Path, arch: Architecture
+) -> None:
+    """Raise ExportError unless every tensor of the reloaded model is the one in the file."""
+    ours, theirs = gguf_tensors(model, arch, path), gguf_tensors(reloaded, arch, path)
     if ours.keys() != theirs.keys() or reloaded.config.tie_word_embeddings != model.config.tie_word_embeddings:
         raise ExportError(f"{path} loads as another model: {sorted(ours.keys() ^ theirs.keys())[:3]}")
     for key, tensor in theirs.items():
-        if not same_bits(tensor, model_row_order(key, contents.read(key), model.config, arch)):
+        if not same_bits(tensor.values(), contents.read(key)):
             raise ExportError(f"{path} loads a tensor {key} that is not the one in the file")

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 
 from forge_dist._errors import ExportError, ModelError
-from forge_dist.gguf._layout import ROPE_FACTORS, file_row_order, gguf_architecture, gguf_names, model_fields, rope_factors
+from forge_dist.gguf._architectures import Architecture
+from forge_dist.gguf._layout import FileTensor, gguf_architecture, gguf_tensors, model_fields
+from forge_dist.gguf._rotary import rotary_tensors
 from forge_dist.gguf._tokenizer import tokenizer_fields
 from forge_dist.gguf._types import FILE_TYPES, GGUFType, ggml_name, gguf_type, in_blocks, quantize, stored_bytes, type_counts
 from forge_dist.loading._outline import outline_model
@@ -66,7 +68,7 @@ def refuse_gguf(
     tokenizer_fields(
         tokenizer, max(rows, *(number + 1 for number in tokenizer.get_vocab().values())) if adapter else rows, file
     )
-    _refuse_blocks(model, gguf_names(model, arch, file), dtype, file)
+    _refuse_blocks(model, gguf_tensors(model, arch, file), dtype, file)
 
 
 def export_gguf(
@@ -85,7 +87,7 @@ def export_gguf(
     made durable: write it inside `atomic_directory`. `check_gguf` proves it.
 
     Args:
-        model: a causal language model of a supported type (llama, mistral, qwen2, qwen3), in float32 on the CPU.
+        model: a causal language model of a type in `ARCHITECTURES` (llama, qwen3_moe, ...), in float32 on the CPU.
         file: path that must not exist.
         tokenizer: a fast one, byte-level BPE.
         dtype: type of the matrices.
@@ -108,7 +110,7 @@ def export_gguf(
     tensors = tensors_to_write(model, arch, path)
     _refuse_blocks(model, tensors, dtype, path)
     try:
-        _write(path, model.config, fields, tensors, dtype, progress)
+        _write(path, fields, tensors, dtype, progress)
     except (OSError, ValueError) as error:
         raise ExportError(f"{path} cannot be written: {_reason(path, error)}") from error
     return path
@@ -143,17 +145,17 @@ def gguf_fields(
     return fields | ({"tokenizer.ggml.eot_token_id": others[0]} if others else {})
 
 
-def tensors_to_write(model: "PreTrainedModel", arch: str, where: Path) -> dict[str, torch.Tensor]:
-    """Return name in the file → tensor, rows in the model's order, with rotary factors.
+def tensors_to_write(model: "PreTrainedModel", arch: Architecture, where: Path) -> dict[str, FileTensor]:
+    """Return name in the file → tensor, with those of the rotary embeddings.
 
     Raises:
         ModelError: a tensor has no name in GGUF.
     """
-    factors = rope_factors(model)
-    return ({} if factors is None else {ROPE_FACTORS: factors}) | gguf_names(model, arch, where)
+    rotary = {name: FileTensor(tensor, tuple(tensor.shape)) for name, tensor in rotary_tensors(model).items()}
+    return rotary | gguf_tensors(model, arch, where)
 
 
-def _refuse_blocks(model: "PreTrainedModel", tensors: Mapping[str, torch.Tensor], dtype: GGUFType, where: Path) -> None:
+def _refuse_blocks(model: "PreTrainedModel", tensors: Mapping[str, FileTensor], dtype: GGUFType, where: Path) -> None:
     """Raise ModelError where no matrix can be in blocks, or mxfp4 finds no experts."""
     counts = type_counts(tensors, dtype)
     if in_blocks(dtype) and counts.keys() <= {"float32", "float16"}:
@@ -169,17 +171,11 @@ def _refuse_blocks(model: "PreTrainedModel", tensors: Mapping[str, torch.Tensor]
 
 
 def _write(
-    path: Path,
-    config: Any,
-    fields: dict[str, Any],
-    tensors: dict[str, torch.Tensor],
-    dtype: GGUFType,
-    progress: Progress | None,
+    path: Path, fields: dict[str, Any], tensors: dict[str, FileTensor], dtype: GGUFType, progress: Progress | None
 ) -> None:
     from gguf import GGMLQuantizationType, GGUFWriter
 
-    arch = fields["general.architecture"]
-    writer: Any = GGUFWriter(path, arch)
+    writer: Any = GGUFWriter(path, fields["general.architecture"])
     try:
         for key, value in fields.items():
             if key != "general.architecture":  # the writer's own
@@ -197,8 +193,7 @@ def _write(
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for done, (name, tensor) in enumerate(tensors.items(), start=1):
-            ordered = file_row_order(name, tensor, config, arch)
-            writer.write_tensor_data(quantize(ordered, gguf_type(name, tensor.shape, dtype)))
+            writer.write_tensor_data(quantize(tensor.values(), gguf_type(name, tensor.shape, dtype)))
             if progress is not None:
                 progress(done, len(tensors))
     finally:

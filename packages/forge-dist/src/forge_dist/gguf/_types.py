@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -65,11 +65,16 @@ def gguf_type(name: str, shape: Sequence[int], dtype: GGUFType) -> GGUFType:
     return "q8_0" if name in _ENDS else dtype
 
 
-def type_counts(tensors: Mapping[str, torch.Tensor], dtype: GGUFType) -> dict[str, int]:
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+
+def type_counts(tensors: Mapping[str, _Shaped], dtype: GGUFType) -> dict[str, int]:
     """Return type → how many matrices of a `dtype` file are of it."""
     found: dict[str, int] = {}
     for name, tensor in tensors.items():
-        if tensor.ndim >= 2 and name.endswith(".weight"):
+        if len(tensor.shape) >= 2 and name.endswith(".weight"):
             kind = gguf_type(name, tensor.shape, dtype)
             found[kind] = found.get(kind, 0) + 1
     return found

@@ -191,7 +191,7 @@ def _write_gguf(
     said += [f"{check.halves} of them as float16, for their rows are no multiple of 32 long"] if check.halves else []
     apart = f" ({', '.join(said)})" if said else ""
     return file, (
-        f"Read back: {check.tensors} tensors, each the one in memory, matrices written as {request.dtype}{apart}; loaded by "
-        f"transformers from the file, its logits are those in memory within {check.difference:.1e} of the largest, and within "
-        f"{check.exact:.1e} with the unrounded weights."
+        f"Read back: {check.tensors} tensors, each the one in memory, matrices written as {request.dtype}{apart}; loaded "
+        f"from the file into transformers, its logits are those in memory within {check.difference:.1e} of the largest, and "
+        f"within {check.exact:.1e} with the unrounded weights."
     )

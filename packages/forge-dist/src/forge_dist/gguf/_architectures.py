@@ -1,0 +1,116 @@
+"""Architectures of GGUF files: what their fields say, and what readers take for granted.
+
+Keys, names and order of tensors are those that llama.cpp's converter writes (its folder conversion/) and that its loader reads
+(src/models/).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import torch
+
+View = Callable[[torch.Tensor], torch.Tensor]
+"""Model's tensor → the part of it that one tensor of a file holds: a view, by which the part is read and written."""
+
+
+@attrs.frozen(kw_only=True)
+class Architecture:
+    """Row of `ARCHITECTURES`: how a model of one type is written."""
+
+    name: str
+    """GGUF's general.architecture."""
+
+    integers: Mapping[str, str] = attrs.field(factory=dict)
+    """GGUF's key → the configuration's setting, beside those of `INTEGERS`."""
+
+    assumed: Mapping[str, Any]
+    """Setting → the value with which readers compute without being told; a function is given the configuration."""
+
+    rotary: tuple[str, ...] = ("default",)
+    """Kinds of rotary embeddings that readers have."""
+
+    neighbours: bool = False
+    """Whether the two numbers of a rotated pair are neighbours in the file; in the model they are half a head apart."""
+
+    parts: Mapping[str, Mapping[str, View]] = attrs.field(factory=dict)
+    """Name in a layer of the model → the names in the file, for tensors that are divided or that gguf has no name for."""
+
+    by_transformers: bool = False
+    """Whether transformers reads such files rightly: it is who proves them then."""
+
+
+INTEGERS = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "vocab_size": "vocab_size",
+}
+"""GGUF's key → the configuration's setting, in every architecture."""
+
+FLOATS = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+"""The same for numbers that are no integers."""
+
+
+def head_dim(config: Any) -> int:
+    """Return the width of one attention head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _quotient(config: Any) -> float:
+    return config.hidden_size / config.num_attention_heads
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _first_half(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[:, : tensor.shape[1] // 2]
+
+
+def _second_half(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[:, tensor.shape[1] // 2 :]
+
+
+def _row(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[0]
+
+
+_PLAIN = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+_EXPERTS_EVERYWHERE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+_EXPERTS = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+_EXPERT_PARTS: dict[str, dict[str, View]] = {
+    "mlp.experts.gate_up_proj": {"ffn_gate_exps.weight": _first_half, "ffn_up_exps.weight": _second_half},
+    "mlp.experts.down_proj": {"ffn_down_exps.weight": _whole},
+}
+_LLAMA = Architecture(name="llama", assumed=_PLAIN, rotary=("default", "llama3"), neighbours=True, by_transformers=True)
+
+ARCHITECTURES = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    # llama.cpp reads no width of a head where it is the quotient in every released model.
+    "qwen2": Architecture(name="qwen2", assumed=_PLAIN | {"head_dim": _quotient}, by_transformers=True),
+    "qwen3": Architecture(name="qwen3", assumed=_PLAIN, by_transformers=True),
+    "qwen2_moe": Architecture(
+        name="qwen2moe",
+        integers=_EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        assumed=_PLAIN
+        | _EXPERTS_EVERYWHERE
+        | {"head_dim": _quotient, "norm_topk_prob": False, "qkv_bias": True, "tie_word_embeddings": False},
+        parts=_EXPERT_PARTS | {"mlp.shared_expert_gate.weight": {"ffn_gate_inp_shexp.weight": _row}},
+    ),
+    "qwen3_moe": Architecture(
+        name="qwen3moe",
+        integers=_EXPERTS,
+        assumed=_PLAIN | _EXPERTS_EVERYWHERE | {"norm_topk_prob": True},
+        parts=_EXPERT_PARTS,
+    ),
+}
+"""transformers' model_type → how it is written."""
