@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 
 from forge_dist._errors import ExportError, ModelError
-from forge_dist.gguf._layout import ROPE_FACTORS, file_row_order, gguf_architecture, gguf_names, model_fields, rope_factors
+from forge_dist.gguf._layout import (
+    ROPE_FACTORS,
+    file_row_order,
+    gguf_architecture,
+    gguf_names,
+    model_fields,
+    names_in_file,
+    rope_factors,
+)
 from forge_dist.gguf._tokenizer import tokenizer_fields
 from forge_dist.gguf._types import FILE_TYPES, GGUFType, ggml_name, gguf_type, in_blocks, quantize, stored_bytes, type_counts
 from forge_dist.loading._outline import outline_model
@@ -67,6 +75,22 @@ def refuse_gguf(
         tokenizer, max(rows, *(number + 1 for number in tokenizer.get_vocab().values())) if adapter else rows, file
     )
     _refuse_blocks(model, gguf_names(model, arch, file), dtype, file)
+
+
+def rounded_weights(model: "PreTrainedModel", dtype: GGUFType) -> dict[str, GGUFType]:
+    """Return the weights that a file of matrices in `dtype` rounds, each with its type there.
+
+    By the model's own names; of a head that is tied to the embedding the embedding's. The rows of a weight may stand in another
+    order in the file, and each is rounded by itself. Ranks may divide the model; no number of it is read.
+
+    Raises:
+        ModelError: as `export_gguf`.
+    """
+    require_gguf()
+    where, state = Path(f"{dtype}.gguf"), model.state_dict()
+    names = names_in_file(model, gguf_architecture(model, where), where)
+    found = {name: gguf_type(known, state[name].shape, dtype) for name, known in names.items()}
+    return {name: kind for name, kind in found.items() if kind != "float32"}
 
 
 def export_gguf(

@@ -97,18 +97,24 @@ def gguf_names(model: "PreTrainedModel", arch: str, where: Path) -> dict[str, to
     Raises:
         ModelError: a tensor has no name in GGUF.
     """
+    state = model.state_dict()
+    return {known: state[name] for name, known in names_in_file(model, arch, where).items()}
+
+
+def names_in_file(model: "PreTrainedModel", arch: str, where: Path) -> dict[str, str]:
+    """Return the model's name of each tensor → GGUF's; arguments and errors as of `gguf_names`."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     kind = next(key for key, name in MODEL_ARCH_NAMES.items() if name == arch)
     table = get_tensor_name_map(kind, model.config.num_hidden_layers)
     found = {}
-    for name, tensor in model.state_dict().items():
+    for name in model.state_dict():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         known = table.get_name(name, try_suffixes=(".weight", ".bias"))
         if known is None:
             raise ModelError(f"{where}: the tensor {name} has no name in GGUF's {arch!r}; use format=hf")
-        found[known] = tensor
+        found[name] = known
     return found
 
 
