@@ -188,6 +188,16 @@ def test_weights_drift():
 
 
 @pytest.mark.lane
+def test_qat():
+    """qat.py measures the same rounding of a model that learned with it, and of one that did not."""
+    pytest.importorskip("gguf")
+    figures = run_toy("qat.py")
+    assert set(figures["kinds"]) == {"q4_0", "q8_0"}
+    for found in figures["kinds"].values():
+        assert found["rounded afterwards"]["loss"] != found["qat"]["loss"] != found["qat unrounded"]["loss"]
+
+
+@pytest.mark.lane
 def test_online_arithmetic(tmp_path):
     """online_arithmetic.py trains a model twice and reports each rollout's rewards."""
     figures = run_toy("online_arithmetic.py", "--model", str(write_model(tmp_path / "model")))

@@ -108,6 +108,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "osft_cache": (OSFT, None, "CACHE"),
     "dtype": ({}, "float32", "bfloat16"),
     "weights": ({"dtype": "bfloat16"}, "float32", "bfloat16"),
+    "qat": ({}, None, "q4_0"),
     "attention": ({}, "auto", "eager"),
     "packing": ({}, "auto", "off"),
     "moe_aux_loss": ({"model_path": "MIXTURE"}, "global", "off"),

@@ -60,3 +60,27 @@ def test_the_sizes_and_values_are_those_of_the_file(dtype):
 def test_which_tensor_is_of_which_type(name, shape, dtype, found):
     """The rule of llama.cpp's converter and llama-quantize, but for the ends of a file of few bits."""
     assert gguf_type(name, shape, dtype) == found
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_which_weights_of_a_model_are_rounded(tied, tmp_path):
+    """By the model's names, each of the type that the written file has it in; vectors are not."""
+    import transformers
+
+    from forge_dist import rounded_weights
+    from forge_dist.gguf._layout import names_in_file
+
+    config = transformers.Qwen2Config(
+        vocab_size=70, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        tie_word_embeddings=tied,
+    )  # fmt: skip
+    model = transformers.Qwen2ForCausalLM(config)
+    found = rounded_weights(model, "q4_0")
+    assert found["model.embed_tokens.weight"] == "q8_0"
+    assert found.get("lm_head.weight") == (None if tied else "q8_0")
+    assert found["model.layers.0.mlp.down_proj.weight"] == "float16", "its rows have 48 numbers"
+    assert found["model.layers.0.self_attn.q_proj.weight"] == "q4_0"
+    assert {model.get_parameter(name).ndim for name in found} == {2}
+    names, state = names_in_file(model, "qwen2", tmp_path), model.state_dict()
+    assert found == {name: kind for name in names if (kind := gguf_type(names[name], state[name].shape, "q4_0")) != "float32"}
+    assert rounded_weights(model, "float32") == {}

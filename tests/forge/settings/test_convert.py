@@ -72,6 +72,14 @@ def test_data_sets_that_llama_factory_describes(text: str, path: object, lost: i
     assert len([line for line in found.lost if "dataset" in line]) == 2 * lost
 
 
+def test_quantization_aware_training() -> None:
+    """Axolotl's rounds to torchao's types: left out with the setting that is nearest; an empty one is nothing."""
+    found = converted(AXOLOTL + "qat:\n  weight_dtype: int4\n  group_size: 32\n")
+    assert "qat" not in found.settings
+    assert any(line.startswith("qat: {'weight_dtype': 'int4'") and "qat=q4_0 has 4 bits" in line for line in found.lost)
+    assert "qat" not in about(converted(AXOLOTL + "qat:\n"))
+
+
 def test_system_prompts() -> None:
     """LLaMA-Factory's is of rows that have none, as here; pre-training has no conversations."""
     factory = "model_name_or_path: m\ndefault_system: Be brief.\nstage: "

@@ -124,6 +124,7 @@ if TYPE_CHECKING:
         RewardSettings as RewardSettings,
         SimPOSettings as SimPOSettings,
     )
+    from forge_algos.settings._qat import QATSettings as QATSettings
     from forge_algos.settings._self_distill import SDFTSettings as SDFTSettings
     from forge_algos.settings._supervised import (
         DistillSettings as DistillSettings,
@@ -180,6 +181,7 @@ _PUBLIC = {
     "settings._packing": "PackingSettings",
     "settings._parts": "PartSettings",
     "settings._preference": "DPOSettings KTOSettings ORPOSettings RewardSettings SimPOSettings",
+    "settings._qat": "QATSettings",
     "settings._self_distill": "SDFTSettings",
     "settings._supervised": "DistillSettings PretrainSettings SupervisedSettings",
     "training._average": "WeightAverage",

@@ -46,7 +46,12 @@ if TYPE_CHECKING:
     from forge_dist.exporting._export import export_model as export_model
     from forge_dist.exporting._token_rows import write_with_token_rows as write_with_token_rows
     from forge_dist.gguf._check import GGUFCheck as GGUFCheck, check_gguf as check_gguf
-    from forge_dist.gguf._export import export_gguf as export_gguf, refuse_gguf as refuse_gguf, require_gguf as require_gguf
+    from forge_dist.gguf._export import (
+        export_gguf as export_gguf,
+        refuse_gguf as refuse_gguf,
+        require_gguf as require_gguf,
+        rounded_weights as rounded_weights,
+    )
     from forge_dist.gguf._types import gguf_rounded as gguf_rounded, gguf_type as gguf_type
     from forge_dist.launching._launch import launch as launch
     from forge_dist.loading._config_changes import unaligned_experts as unaligned_experts
@@ -113,7 +118,7 @@ _PUBLIC = {
     "exporting._export": "export_model",
     "exporting._token_rows": "write_with_token_rows",
     "gguf._check": "GGUFCheck check_gguf",
-    "gguf._export": "export_gguf refuse_gguf require_gguf",
+    "gguf._export": "export_gguf refuse_gguf require_gguf rounded_weights",
     "gguf._types": "gguf_rounded gguf_type",
     "launching._launch": "launch",
     "loading._divisible": "check_divisible",

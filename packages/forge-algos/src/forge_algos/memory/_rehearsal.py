@@ -3,8 +3,8 @@
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import attrs
@@ -28,6 +28,7 @@ from forge_algos.settings._moe import MoEAuxLoss
 from forge_algos.settings._optimizer import OptimizerSettings
 from forge_algos.training._average import WeightAverage
 from forge_algos.training._evaluate import evaluate
+from forge_algos.training._quantized_weights import QuantizedWeights
 from forge_algos.training._train import train
 
 _OF_DTYPES = re.compile(r"\bd?types?\b|scalar ?type|not implemented for '(Half|BFloat16)'", re.IGNORECASE)
@@ -156,6 +157,7 @@ class Rehearsal:
         router_aux_loss_coef: float | None = None,
         keep_casts: bool = False,
         average: WeightAverage | None = None,
+        quantized: QuantizedWeights | None = None,
     ) -> Peak:
         """Take a step on `micro_batches`, as `train` does.
 
@@ -173,6 +175,7 @@ class Rehearsal:
             router_aux_loss_coef: as of `train`.
             keep_casts: as of `train`.
             average: as of `train`.
+            quantized: as of `train`, of the model as `placed` returned it.
 
         Raises:
             RehearsalError: it needs values.
@@ -202,6 +205,7 @@ class Rehearsal:
                     router_aux_loss_coef=router_aux_loss_coef,
                     keep_casts=keep_casts,
                     average=average,
+                    quantized=None if quantized is None else _Rounding(tracker, quantized),
                 ):
                     pass
             for parameter in model.parameters():
@@ -221,6 +225,7 @@ class Rehearsal:
         *,
         objective: Callable[[], Objective],
         others: Iterable[nn.Module] = (),
+        quantized: QuantizedWeights | None = None,
     ) -> Peak:
         """Measure the loss of a batch, as `evaluate` does; arguments and errors as of `step`.
 
@@ -229,7 +234,8 @@ class Rehearsal:
 
         def work(tracker: Tracker, parallel: Alone, autocast: Callable[[], AbstractContextManager[Any]]) -> int:
             with _counted(tracker, model, optimizer), _beside_gradients(tracker, model) as began:
-                with parallel.micro_batch(last=True):
+                rounded = nullcontext() if quantized is None else _Rounding(tracker, quantized).in_place()
+                with parallel.micro_batch(last=True), rounded:
                     evaluate(model, [batch], objective=objective(), device=self.device, autocast=autocast)
                 return began
 
@@ -348,6 +354,21 @@ def _beside_gradients(tracker: Tracker, model: nn.Module) -> Iterator[int]:
         held = [torch.empty_like(p) for p in trainable(model)]
     yield tracker.position
     del held
+
+
+class _Rounding(NamedTuple):
+    """`QuantizedWeights` whose copy of the unrounded weights is a part of its own."""
+
+    tracker: Tracker
+    quantized: QuantizedWeights
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Put the rounded weights in place inside the block."""
+        with ExitStack() as stack:
+            with self.tracker.counting("unrounded"):
+                stack.enter_context(self.quantized.in_place())
+            yield
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-PARTS = ("weights", "gradients", "optimizer", "activations", "head", "cache", "kernels")
+PARTS = ("weights", "unrounded", "gradients", "optimizer", "activations", "head", "cache", "kernels")
 """What tensors are for, in the order of a table."""
 
 _aten = torch.ops.aten

@@ -6,7 +6,8 @@ them, a layer, a fused head or a recomputation, reads what a file of that type h
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -103,6 +104,14 @@ _KINDS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "q4_0": _around_zero(8),
     "q4_1": _from_least(15),
 }
+
+
+class InPlace(Protocol):
+    """What puts other weights in the place of a model's, for a while."""
+
+    def in_place(self) -> AbstractContextManager[None]:
+        """Put them in place inside the block."""
+        ...
 
 
 class QuantizedWeights:

@@ -27,7 +27,7 @@ from forge_algos.settings._moe import MoEAuxLoss
 from forge_algos.training._average import WeightAverage
 from forge_algos.training._columns import Columns, columns
 from forge_algos.training._idle_parts import idle_parts_take_part
-from forge_algos.training._quantized_weights import QuantizedWeights
+from forge_algos.training._quantized_weights import InPlace
 from forge_algos.training._router_loss import RouterLoss, make_router_loss
 from forge_algos.training._step import Sums, begin_step, exact_sum, loaded, measure_totals, optimizer_training
 
@@ -82,7 +82,7 @@ def train(
     moe_aux_loss: MoEAuxLoss = "global",
     router_aux_loss_coef: float | None = None,
     average: WeightAverage | None = None,
-    quantized: QuantizedWeights | None = None,
+    quantized: InPlace | None = None,
     keep_casts: bool = False,
     media: bool = False,
 ) -> Iterator[StepOutput]:

@@ -63,7 +63,8 @@ def _quotient(config: Any) -> float:
     return config.hidden_size / config.num_attention_heads
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor itself: a part that is all of it."""
     return tensor
 
 
@@ -88,7 +89,7 @@ _EXPERTS = {
 }
 _EXPERT_PARTS: dict[str, dict[str, View]] = {
     "mlp.experts.gate_up_proj": {"ffn_gate_exps.weight": _first_half, "ffn_up_exps.weight": _second_half},
-    "mlp.experts.down_proj": {"ffn_down_exps.weight": _whole},
+    "mlp.experts.down_proj": {"ffn_down_exps.weight": whole},
 }
 _LLAMA = Architecture(name="llama", assumed=_PLAIN, rotary=("default", "llama3"), neighbours=True, by_transformers=True)
 

@@ -9,7 +9,7 @@ import torch
 
 from forge_dist._errors import ExportError, ModelError
 from forge_dist.gguf._architectures import Architecture
-from forge_dist.gguf._layout import FileTensor, gguf_architecture, gguf_tensors, model_fields
+from forge_dist.gguf._layout import FileTensor, gguf_architecture, gguf_tensors, model_fields, names_in_file
 from forge_dist.gguf._rotary import rotary_tensors
 from forge_dist.gguf._tokenizer import tokenizer_fields
 from forge_dist.gguf._types import FILE_TYPES, GGUFType, ggml_name, gguf_type, in_blocks, quantize, stored_bytes, type_counts
@@ -69,6 +69,26 @@ def refuse_gguf(
         tokenizer, max(rows, *(number + 1 for number in tokenizer.get_vocab().values())) if adapter else rows, file
     )
     _refuse_blocks(model, gguf_tensors(model, arch, file), dtype, file)
+
+
+def rounded_weights(model: "PreTrainedModel", dtype: GGUFType) -> dict[str, GGUFType]:
+    """Return the weights that a file of matrices in `dtype` rounds, each with its type there.
+
+    By the model's own names; of a head that is tied to the embedding the embedding's. The rows of a weight may stand in another
+    order in the file, and each is rounded by itself. Ranks may divide the model; no number of it is read.
+
+    Raises:
+        ModelError: as `export_gguf`.
+    """
+    require_gguf()
+    where, found = Path(f"{dtype}.gguf"), {}
+    state = {name: torch.empty(tensor.shape, device="meta") for name, tensor in model.state_dict().items()}
+    for name, parts in names_in_file(model, gguf_architecture(model, where), where).items():
+        kinds = {gguf_type(known, view(state[name]).shape, dtype) for known, view in parts.items()}
+        found[name] = kinds.pop()
+        if kinds:
+            raise ModelError(f"{where}: the tensor {name} is divided into tensors of several types, which cannot be one")
+    return {name: kind for name, kind in found.items() if kind != "float32"}
 
 
 def export_gguf(

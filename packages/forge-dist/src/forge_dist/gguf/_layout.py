@@ -5,13 +5,14 @@ which the two halves of a rotated pair are neighbours.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from forge_dist._errors import ModelError
-from forge_dist.gguf._architectures import ARCHITECTURES, FLOATS, INTEGERS, Architecture, head_dim
+from forge_dist.gguf._architectures import ARCHITECTURES, FLOATS, INTEGERS, Architecture, View, head_dim, whole
 from forge_dist.gguf._rotary import rotary_fields, rotary_of
 
 if TYPE_CHECKING:
@@ -98,26 +99,38 @@ def gguf_tensors(model: "PreTrainedModel", arch: Architecture, where: Path) -> d
     Raises:
         ModelError: a tensor has no name in GGUF.
     """
+    state = model.state_dict()
+    return {
+        file_name: _file_tensor(file_name, view(state[name]), model.config, arch)
+        for name, parts in names_in_file(model, arch, where).items()
+        for file_name, view in parts.items()
+    }
+
+
+def names_in_file(model: "PreTrainedModel", arch: Architecture, where: Path) -> dict[str, Mapping[str, View]]:
+    """Return the model's name of each tensor → GGUF's, with the part that it holds; errors as of `gguf_tensors`."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     kind = next(key for key, name in MODEL_ARCH_NAMES.items() if name == arch.name)
     table = get_tensor_name_map(kind, model.config.num_hidden_layers)
-    found = {}
-    for name, tensor in model.state_dict().items():
+    found: dict[str, Mapping[str, View]] = {}
+    for name in model.state_dict():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
         layer = _LAYER.fullmatch(name)
         if layer and layer[2] in arch.parts:
-            for end, view in arch.parts[layer[2]].items():
-                part = view(tensor)
-                found[f"blk.{layer[1]}.{end}"] = FileTensor(part, tuple(part.shape))
+            found[name] = {f"blk.{layer[1]}.{end}": view for end, view in arch.parts[layer[2]].items()}
             continue
         known = table.get_name(name, try_suffixes=(".weight", ".bias"))
         if known is None:
             raise ModelError(f"{where}: the tensor {name} has no name in GGUF's {arch.name!r}; use format=hf")
-        heads = _rotated_heads(known, model.config, arch)
-        found[known] = FileTensor(_pairs_together(tensor, heads) if heads else tensor, tuple(tensor.shape))
+        found[name] = {known: whole}
     return found
+
+
+def _file_tensor(name: str, part: torch.Tensor, config: Any, arch: Architecture) -> FileTensor:
+    heads = _rotated_heads(name, config, arch)
+    return FileTensor(_pairs_together(part, heads) if heads else part, tuple(part.shape))
 
 
 def _pairs_together(tensor: torch.Tensor, heads: int) -> torch.Tensor:

@@ -65,6 +65,7 @@ REFUSED_BY_ALL: dict[str, str] = {
     ),
     "activation_offloading": "it divides the model in its own way",
     "weights": "it trains the weights that it loads",
+    "qat": "it computes with the weights that it trains",
     **dict.fromkeys(("tp_size", "cp_size", "ep_size"), "it divides the model in its own way"),
     **dict.fromkeys(("nnodes", "node_rank", "rdzv_id", "rdzv_endpoint", "master_addr", "master_port"), _NODE),
     **dict.fromkeys(("max_restarts", "connect_seconds"), _NODE),

@@ -53,6 +53,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("shard_size", "gather_dtype", "reshard_after_forward", "cpu_offload"), "each rank holds the whole model"),
     **dict.fromkeys(("tp_size", "cp_size", "ep_size"), "each rank holds the whole model"),
     "weights": "TRL's optimizers round to the nearest, which loses small steps",
+    "qat": "TRL computes with the weights that it trains",
     "activation_offloading": "it is forge's own strategies that move activations",
     **dict.fromkeys(("eval_data_path", "validation_split", "eval_every_steps", "keep_best", "metric_for_best"), _EVAL),
     **dict.fromkeys(("early_stopping_patience", "eval_prompts", "eval_max_new_tokens", "kl_base", "stop_at_kl"), _EVAL),

@@ -42,7 +42,7 @@ def export(
         output: The directory to write, which must not exist; of a run by default one in its `exports/`.
         merge: Add an adapter's updates to the weights of its base, which makes a plain model of it.
         dtype: Type of the weights, with gguf also q8_0, q5_1, q5_0, q4_1, q4_0 or, of experts, mxfp4; by default as they are
-            stored, merged ones as those of the base.
+            stored, merged ones as those of the base, and with gguf what the run's `qat` rounded them to.
         format: hf for a directory that plain transformers (or plain PEFT) loads, gguf for a file that llama.cpp runs.
 
     Returns:

@@ -85,7 +85,8 @@ class ExportRequest:
         if adapter and not merge and format == "gguf":
             raise SettingsError(f"{folder} holds an adapter, and a GGUF file a whole model: set merge=True.")
         base = _base_of(folder, of_run, merge=merge, dtype=dtype) if adapter else str(folder)
-        chosen = dtype or _stored_dtype(base if merge else str(folder))
+        trained_for = None if format != "gguf" or of_run is None else run_values(of_run).get("qat")
+        chosen = dtype or trained_for or _stored_dtype(base if merge else str(folder))
         if output is None and of_run is None:
             raise SettingsError(
                 f"output is required: only an export of a run has a directory of its own, and {run} is none. Give the "

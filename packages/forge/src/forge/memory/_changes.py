@@ -95,10 +95,10 @@ def _changes(planned: Planned) -> Iterator[tuple[dict[str, object], str, Planned
     if s.optimizer.optimizer == "adamw" and find_spec("bitsandbytes"):
         rounded = run_with("optimizer", "optimizer", "adamw_8bit")
         yield {"optimizer": "adamw_8bit"}, "moments are rounded to 8 bits", rounded
-        if planned.dtype == forge_accel.bfloat16 and s.adapter.adapter == "none":
+        if planned.dtype == forge_accel.bfloat16 and s.adapter.adapter == "none" and s.qat.qat is None:
             other = run_with("device", "weights", "bfloat16", rounded.settings)
             yield {"weights": "bfloat16"}, "steps are rounded to bfloat16, at random, and moments to 8 bits", other
-    if not planned.frozen and s.adapter.adapter == "none":
+    if not planned.frozen and s.adapter.adapter == "none" and s.qat.qat is None:
         with suppress(ValueError):
             yield {"adapter": "lora"}, "trains low-rank updates, no more", run_with("adapter", "adapter", "lora")
     if planned.ranks > 1 and planned.strategy == "ddp" and not planned.frozen:

@@ -10,8 +10,8 @@ from forge.memory._memory_plan import Phase
 from forge.memory._planned import SHARDED, Planned
 
 _DIVIDED = {
-    "fsdp2": ("weights", "gradients", "optimizer"),
-    "hsdp": ("weights", "gradients", "optimizer"),
+    "fsdp2": ("weights", "unrounded", "gradients", "optimizer"),
+    "hsdp": ("weights", "unrounded", "gradients", "optimizer"),
     "zero1": ("optimizer",),
     "zero2": ("gradients", "optimizer"),
     "zero3": ("weights", "gradients", "optimizer"),

@@ -162,6 +162,8 @@ class Rehearsed(NamedTuple):
     model: Any
     optimizer: Any
     adaptation: Any
+    quantized: Any
+    """What rounds weights while the model computes; None for nothing."""
     others: list[Any]
     weights: int
     """Bytes of the model itself."""
@@ -220,7 +222,7 @@ class Rehearsed(NamedTuple):
             device=machine.device.value,
             adapter=planned.frozen,
         )
-        placed = rehearsal.placed(adaptation.model)
+        placed: Any = rehearsal.placed(adaptation.model)
         with suppress(forge_algos.RehearsalError):  # where values are needed, all of a part is counted
             freeze_unreached(
                 s,
@@ -232,7 +234,10 @@ class Rehearsed(NamedTuple):
             placed,
             lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value),
         )
-        return cls(planned, _with_rows(planned), rehearsal, model, optimizer, adaptation, [], weights, groups, number)
+        kind = s.qat.qat
+        quantized = None if kind is None else forge_algos.QuantizedWeights(placed, forge_dist.rounded_weights(placed, kind))
+        made = rehearsal, model, optimizer, adaptation, quantized
+        return cls(planned, _with_rows(planned), *made, [], weights, groups, number)
 
     def with_plan(self, planned: Planned) -> Rehearsed:
         """Return it for another plan of steps."""
@@ -274,7 +279,12 @@ class Rehearsed(NamedTuple):
         def rehearse(source: Any, _: Any, held_out: Any) -> Any:
             batch = largest_held_out(self.rows, held_out)
             return self.rehearsal.evaluation(
-                self.model, self.optimizer, batch, objective=lambda: source.objective, others=self.others
+                self.model,
+                self.optimizer,
+                batch,
+                objective=lambda: source.objective,
+                others=self.others,
+                quantized=self.quantized,
             )
 
         return self._within(rehearse)
@@ -306,6 +316,7 @@ class Rehearsed(NamedTuple):
             router_aux_loss_coef=s.moe.router_aux_loss_coef,
             keep_casts=keeps_casts(self.planned.strategy),
             average=getattr(source, "average", None),
+            quantized=self.quantized,
         )
 
     def _within(self, body: Callable[[Any, Items, Items | None], Any]) -> Any:

@@ -24,7 +24,7 @@ class Phase:
     """rollout, step, evaluation, saving, export, or first steps (those that were measured)."""
     planned: int
     parts: Mapping[str, int]
-    """weights, gradients, optimizer, activations, head, cache, kernels, collectives, copies, compiled → bytes.
+    """weights, unrounded, gradients, optimizer, activations, head, cache, kernels, collectives, copies, compiled → bytes.
 
     Together they are `planned`.
     """

@@ -19,7 +19,8 @@ from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge._result import BEST
 from forge._turn_end import former_turn_end
-from forge.run._precision import for_low_precision
+from forge.run._loading import gathered
+from forge.run._precision import for_low_precision, for_qat
 from forge.run._resume import former_run
 from forge.saving._best import Best
 from forge.saving._directories import last_export
@@ -108,6 +109,20 @@ def few_steps(s: Any, num_steps: int | None) -> str | None:
     )
 
 
+def report_packing(
+    report: Reporter, s: Any, model: Any, strategy: forge_dist.Strategy, reasons: tuple[str, str], plan: Any, items: Items
+) -> None:
+    """Log how the loaded model computes its rows: the `reasons` of its attention and of packing."""
+    report.note(f"attention: {reasons[0]}")
+    if experts := forge_dist.unaligned_experts(model):
+        report.note(f"experts: {experts}")
+    if gathering := gathered(strategy):
+        report.note(f"gather_dtype: {gathering}")
+    report.note(f"packing: {s.packing.packing}: {reasons[1]}")
+    if s.packing.packing == "off":
+        report.note(f"packing: {cost_alone(model, plan.alone(), items)}")
+
+
 _FEW_STEPS = 10
 _COUNTED_STEPS = 32
 
@@ -136,6 +151,7 @@ def choose_machine(s: Any, machine: forge_accel.Accelerator, dtype: forge_accel.
     machine.library_bytes()
     if s.device.weights == "bfloat16":
         s = for_low_precision(s)
+    s = for_qat(s)
     if s.device.device == "auto":
         s = s.resolved("device", machine.name, machine.device.reason)
     if s.device.dtype == "auto":

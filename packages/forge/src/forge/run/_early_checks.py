@@ -46,6 +46,7 @@ def check_names(task: Task, s: Any, rows: Rows, *, weights: bool = True) -> None
         except forge_dist.ModelError as error:
             raise forge_dist.ModelError(str(error).replace("model_path", name, 1)) from None
     check_parts(task, s)
+    _check_qat(task, s)
     task.check_settings(s)
     check_base_kl(s, task.model_task(s))
     _check_calibration(task, s)
@@ -131,6 +132,22 @@ def _check_divided(task: Task, s: Any) -> None:
             "divides the weights under osft too."
         )
     forge_dist.check_divisible(s.model.model_path, **sizes, task=task.model_task(s))
+
+
+def _check_qat(task: Task, s: Any) -> None:
+    """Refuse verbs whose models are no GGUF file's, or that sample what they learn from."""
+    if (kind := s.qat.qat) is None:
+        return
+    if task.model_task(s) != "causal":
+        raise SettingsError(
+            f"qat={kind} trains for a GGUF file, and such a file holds a causal language model: forge {task.name} trains "
+            "another. Leave qat out."
+        )
+    if task.items_are == "prompts":
+        raise SettingsError(
+            f"qat={kind} with forge {task.name}, whose completions are sampled with the unrounded weights: the model would not "
+            "learn from its own. Leave qat out."
+        )
 
 
 def check_prompts(task: Task, s: Any, tokenizer: Any) -> dict[str, int]:

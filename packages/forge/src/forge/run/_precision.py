@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import forge_accel
+import forge_algos
 import forge_dist
+from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.tasks._task import Task
@@ -70,3 +74,35 @@ def report_weights(report: Reporter, s: Any) -> None:
             f"weights: bfloat16, and no float32 copy of them: each step is rounded stochastically (seed {s.plan.seed}), and "
             "moments have 8 bits. Losses are not those of float32 weights, and drift from them as docs/memory.md measures"
         )
+
+
+def for_qat(s: Any) -> Any:
+    """Return settings whose exports keep the digits of the weights that `qat` rounds."""
+    kind = s.qat.qat
+    if kind is None or s.checkpoints.save_dtype is not None:
+        return s
+    return s.resolved("save_dtype", "float32", f"forge export then rounds to {kind} the very weights that qat rounds")
+
+
+def check_qat_model(s: Any, model_path: str, tokenizer: Any) -> None:
+    """Raise SettingsError where GGUF cannot hold the model of `qat`; no weights are read."""
+    if (kind := s.qat.qat) is None:
+        return
+    try:
+        forge_dist.refuse_gguf(model_path, tokenizer=tokenizer, dtype=kind, where=Path(model_path).name)
+    except forge_dist.ModelError as error:
+        why = str(error).replace("; use format=hf", "").removesuffix(".")
+        raise SettingsError(f"qat={kind} trains for a GGUF file, which this model cannot be: {why}. Leave qat out.") from error
+
+
+def rounded_weights(s: Any, model: Any, report: Reporter) -> forge_algos.QuantizedWeights | None:
+    """Return what rounds a model's weights while it computes, and log it; None without `qat`."""
+    if (kind := s.qat.qat) is None:
+        return None
+    kinds = forge_dist.rounded_weights(model, kind)
+    numbers = ", ".join(f"{number} to {each}" for each, number in Counter(kinds.values()).items())
+    report.note(
+        f"qat: {kind}: {counted(len(kinds), 'weights')} are rounded wherever the model computes ({numbers}); unrounded ones "
+        "move, and are exported"
+    )
+    return forge_algos.QuantizedWeights(model, kinds)

@@ -29,6 +29,7 @@ from forge.run._early_checks import check_before_rows, check_prompts
 from forge.run._loading import try_packing
 from forge.run._memory import is_small, planned_of, write_plan
 from forge.run._positions import check_positions
+from forge.run._precision import check_qat_model
 from forge.run._resume import ORDER, Identity, compare_order, compare_settings, former_choice, former_tokens, is_finished
 from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
@@ -110,6 +111,7 @@ def prepare(
     # It imports transformers and the model's class.
     with report.taking(f"loading the tokenizer of {s.model.model_path}"), uncollected():
         start, tokenizer = starting_model(task, s, out, report, weights=not (dry and target is not None and target.elsewhere))
+    check_qat_model(s, start.path, tokenizer)
     own = identity is None
     identity = identity or Identity()
     _begin_reading(identity, task, s, start, read=out.resuming or not dry)

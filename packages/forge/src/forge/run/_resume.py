@@ -116,6 +116,7 @@ ADDED = {
     "warmup_ratio": 0.0,
     "router_aux_loss_coef": None,
     "adapter_path": None,
+    "qat": None,
     "oft_block_size": 32,
     "vera_rank": 256,
     "fourier_n_frequency": 1000,

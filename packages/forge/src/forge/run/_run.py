@@ -27,8 +27,8 @@ from forge.run._adaptation import adapt_model, check_projections, exported_as, f
 from forge.run._choices import (
     absolute_paths,
     choose_machine,
-    cost_alone,
     note_best,
+    report_packing,
     report_routers,
     warn_of_higher_loss,
     warn_of_rounding,
@@ -37,9 +37,9 @@ from forge.run._early_checks import check_names
 from forge.run._explained import explained, out_of_memory
 from forge.run._fused import StepsMade, compile_blocks, fuse_layers
 from forge.run._launching import on_ranks, preempted
-from forge.run._loading import computing, gathered, load_frozen, load_with_attention
+from forge.run._loading import computing, load_frozen, load_with_attention
 from forge.run._memory import FILE as MEMORY, FirstSteps, planned_of
-from forge.run._precision import choose_dtype, dtype_of_exports, report_weights, trained_dtype
+from forge.run._precision import choose_dtype, dtype_of_exports, report_weights, rounded_weights, trained_dtype
 from forge.run._prepare import Prepared, open_prepared, prepare, with_chosen
 from forge.run._resume import Identity, must_match
 from forge.run._rows import Rows, with_descriptions
@@ -149,20 +149,13 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     with report.taking(f"loading {start.path}", f"loaded {start.path}, and checked how its samples are kept apart,"):
         media = media_documents(s, tokenizer, train, held_out)
         seen = media or documents_of(s, tokenizer, read_prompts(task, s))
-        s, model, (attention, packing) = load_with_attention(task, s, start.path, machine, dtype, strategy, longest, seen)
+        s, model, reasons = load_with_attention(task, s, start.path, machine, dtype, strategy, longest, seen)
     stop_as_trained(s, model, tokenizer, report, found["turn_end"])
     # Its files were hashed meanwhile: from here on the run goes on from what it began with, or is refused.
     with report.taking(f"hashing {start.path}", f"hashed {start.path}, which was not done when it was loaded,"):
         found["identity"] = ranks.first(lambda: identity.settle(out))
         ranks.first(lambda: check_adapter_base(s, start, found["identity"]["model"]))
-    report.note(f"attention: {attention}")
-    if experts := forge_dist.unaligned_experts(model):
-        report.note(f"experts: {experts}")
-    if gathering := gathered(strategy):
-        report.note(f"gather_dtype: {gathering}")
-    report.note(f"packing: {s.packing.packing}: {packing}")
-    if s.packing.packing == "off":
-        report.note(f"packing: {cost_alone(model, plan.alone(), train)}")
+    report_packing(report, s, model, strategy, reasons, plan, train)
     fuse_layers(s, machine, dtype, model, report)
     adaptation = adapt_model(
         task, s, start, model, tokenizer, train, Path(found["root"]), strategy, autocast, report, found["identity"], media
@@ -175,6 +168,8 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         model,
         lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value, seed=s.plan.seed),
     )
+    quantized = rounded_weights(s, adaptation.model, report)
+    rounded = nullcontext if quantized is None else quantized.in_place
     steps_made.compiled = compile_blocks(s, machine, model, report)
     report_routers(report, s, model, plan, device)
     num_steps = task.num_steps(s, plan)
@@ -267,14 +262,17 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
     answers = Answers(this, read_prompts(task, s), out.path, -1 if restored is None else at.step)
     ranks.barrier()
 
-    def evaluate(step: int, of: Any = None, where: str = "") -> Evaluation | None:
+    said = "" if quantized is None else f", with weights rounded to {s.qat.qat}"
+
+    def evaluate(step: int, of: Any = None, where: str = said) -> Evaluation | None:
         if of is None:
             forge_dist.doing("answering eval_prompts")
-            answers.write(step)
+            with rounded():
+                answers.write(step)
         if held_out is None:
             return None
         report.doing("measuring on held-out rows", line=False)
-        with nullcontext() if of is None else strategy.computing(of):
+        with rounded() if of is None else strategy.computing(of):
             found = source.evaluate(model if of is None else of)
             found = None if found is None else divergence.added(found, source, model if of is None else of)
         if found is not None:
@@ -374,6 +372,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
                 moe_aux_loss=s.moe.moe_aux_loss,
                 router_aux_loss_coef=s.moe.router_aux_loss_coef,
                 average=source.average,
+                quantized=quantized,
                 keep_casts=keeps_casts(strategy.name),
                 media=getattr(train.store, "has_media", False),
             ):

@@ -130,7 +130,7 @@ def room_of(s: Any, plan: Any, samples: int, num_steps: int | None, model_path: 
     weights = _Weights(model_path)
     disks = _by_disk(_needs(s, plan, samples, num_steps, weights, memory))
     remedies: dict[int, list[str]] = {number: [] for number in disks}
-    for name, value in _LESS:
+    for name, value in _LESS if s.qat.qat is None else _LESS[:2]:  # whose exports keep every digit
         # Some settings do not go together, which is an error.
         with suppress(ValueError):
             less = _by_disk(_needs(s.with_value("checkpoints", name, value), plan, samples, num_steps, weights, memory))

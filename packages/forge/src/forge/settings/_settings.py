@@ -31,7 +31,7 @@ from forge.settings._elsewhere import meant, unknown
 from forge.settings._origin import origin_note
 from forge.settings._share import steps_between
 from forge.settings._storage import StorageSettings
-from forge.settings._together import check_optimizer
+from forge.settings._together import check_optimizer, check_qat
 from forge.settings._trackers import TrackerSettings
 
 T = TypeVar("T")
@@ -156,6 +156,7 @@ class RunSettings:
     packing: forge_algos.PackingSettings
     moe: forge_algos.MoESettings
     parts: forge_algos.PartSettings
+    qat: forge_algos.QATSettings
     device: forge_accel.DeviceSettings
     strategy: forge_dist.StrategySettings
     launch: forge_dist.LaunchSettings
@@ -195,6 +196,7 @@ class RunSettings:
         """Raise SettingsError, by name, for a setting that has no effect with the others."""
         self.check_length(self.plan.max_steps)
         check_optimizer(self.optimizer, self.adapter)
+        check_qat(self)
         default = attrs.fields(EvaluationSettings).eval_max_new_tokens.default
         if self.evaluation.eval_prompts is None and self.evaluation.eval_max_new_tokens != default:
             raise SettingsError("eval_max_new_tokens has no effect without eval_prompts: set that too, or leave it out.")

@@ -1,6 +1,8 @@
-"""Optimizer and adapter of a run → the refusal of what they cannot be together."""
+"""Settings of a run → the refusal of what they cannot be together."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import forge_algos
 from forge._errors import SettingsError
@@ -30,6 +32,37 @@ def check_optimizer(optimizer: forge_algos.OptimizerSettings, adapter: forge_alg
         raise SettingsError(
             f"loraplus_lr_ratio={optimizer.loraplus_lr_ratio:g} has no effect with {chosen}: it is the rate of LoRA's "
             f"matrices B. Leave it out{_or_set(adapter, 'lora')}."
+        )
+
+
+def check_qat(s: Any) -> None:
+    """Raise SettingsError for settings with which weights cannot be rounded as a GGUF file does."""
+    if (kind := s.qat.qat) is None:
+        return
+    chosen = f"adapter={s.adapter.adapter}"
+    if s.adapter.adapter != "none":
+        raise SettingsError(
+            f"qat={kind} with {chosen}: it rounds the weights that train, and what a file of {kind} would round is their sum "
+            f"with those of the base, which no step computes with. Leave qat out{_or_set(s.adapter, 'none')}."
+        )
+    if s.device.weights != "float32":
+        raise SettingsError(
+            f"qat={kind} with weights={s.device.weights}, which has not all numbers of a file of {kind}: the model would "
+            "compute with others. Leave weights out."
+        )
+    if s.checkpoints.save_dtype not in (None, "float32"):
+        raise SettingsError(
+            f"qat={kind} with save_dtype={s.checkpoints.save_dtype}: what is exported then is rounded before forge export "
+            f"rounds it to {kind}, to other numbers than the trained ones. Leave save_dtype out."
+        )
+    for name, value in (("tp_size", s.strategy.tp_size), ("ep_size", s.strategy.ep_size)):
+        if value > 1:
+            raise SettingsError(
+                f"qat={kind} with {name}={value}, which divides the rows that share a scale: use strategy=fsdp2 alone."
+            )
+    if s.strategy.strategy == "zero3":
+        raise SettingsError(
+            f"qat={kind} with strategy=zero3, which divides weights inside of the rows that share a scale: use strategy=fsdp2."
         )
 
 

@@ -128,6 +128,8 @@ def _without_apollo(draft: Draft) -> None:
 def _quantized(draft: Draft, kind: Any) -> Any:
     """Read in how many bits the base is held; return the adapter beside it."""
     left, lost = draft.left, draft.lost
+    if isinstance(left.get("qat"), dict):
+        draft.lose("qat", _QAT)
     asked = [bits for bits in (4, 8) if left.pop(f"load_in_{bits}bit", False) is True]
     if left.get("quantization_bit") in (4, 8):
         asked.append(left.pop("quantization_bit"))
@@ -143,6 +145,10 @@ def _quantized(draft: Draft, kind: Any) -> Any:
     return "qoft" if kind == "oft" else "qlora"
 
 
+_QAT = (
+    "its steps round to torchao's types, for files of torchao; here to a type of GGUF files, and adapter=none: qat=q4_0 has 4 "
+    "bits and a scale for 32 numbers of a row, qat=q8_0 has 8, the embedding is rounded too, and so is the first step"
+)
 _OF_4_BITS = set(
     """bnb_4bit_quant_type quantization_type bnb_4bit_use_double_quant double_quantization use_bnb_nested_quant
     bnb_4bit_compute_dtype""".split()

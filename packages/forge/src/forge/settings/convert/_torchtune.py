@@ -50,7 +50,7 @@ _NOTHING = re.compile(
 )
 """Keys at the top that change no number, or ask for what forge does anyway."""
 _OTHER_RECIPES = {
-    "quantizer": "quantization-aware training, which forge has not",
+    "quantizer": "quantization-aware training to torchao's types; `qat` rounds to those of GGUF files here",
     "grpo_samples": "GRPO, whose rewards are written in Python there: `forge grpo`",
     "orchestration": "asynchronous GRPO, whose rewards are written in Python there: `forge grpo`",
     "ppo_epochs": "PPO: `forge ppo`",

@@ -1,0 +1,88 @@
+"""Claim: a model that learns with its weights rounded to 4 bits loses less in a 4-bit file than one that is rounded afterwards.
+
+A small llama of bytes learns Python's manual in float32. From there it learns the source of Python's standard library on the
+same rows, without `qat` and with it, and is measured on source that it has not seen: with its own weights, and with those that
+a GGUF file has in their place. `lost` is what rounding costs over the unrounded model of the plain run, in nats a byte;
+`ratio` is what the plain run loses in a q4_0 file over what the run with `qat` loses. tests/whole/test_qat.py proves that the
+numbers measured are those of the file.
+
+    python benchmarks/qat.py
+"""
+
+import argparse
+import copy
+from contextlib import nullcontext
+from typing import Any
+
+from _report import emit, machine, note
+from weights_drift import DOCUMENTS, model_of, rows, texts
+
+TARGET = 1.0
+KINDS = ("q4_0", "q8_0")
+
+
+def learn(model: Any, data: list[Any], rate: float, kind: str | None) -> Any:
+    """Train a model; return what rounds its weights, None without a kind."""
+    import forge_algos
+    import forge_dist
+
+    settings = forge_algos.OptimizerSettings(learning_rate=rate)
+    optimizer = forge_algos.make_optimizer(model, settings)
+    quantized = None if kind is None else forge_algos.QuantizedWeights(model, forge_dist.rounded_weights(model, kind))
+    schedule = forge_algos.schedule(optimizer, settings, num_steps=len(data))
+    given: dict[str, Any] = {"objective": forge_algos.SFT(), "optimizer": optimizer, "scheduler": schedule}
+    for _ in forge_algos.train(model, data, **given, quantized=quantized):
+        pass
+    return quantized
+
+
+def measured(model: Any, data: list[Any], kind: str | None) -> float:
+    """Return the loss of a model on rows, in nats a byte, as a GGUF file of a kind holds it or as it is."""
+    import forge_algos
+    import forge_dist
+
+    rounding = nullcontext()
+    if kind is not None:
+        rounding = forge_algos.QuantizedWeights(model, forge_dist.rounded_weights(model, kind)).in_place()
+    with rounding:
+        return forge_algos.evaluate(model, [row for step in data for row in step], objective=forge_algos.SFT()).loss
+
+
+def main() -> None:
+    """Measure, and print one line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--toy", action="store_true", help="a size that runs in seconds and proves nothing")
+    parser.add_argument("--rate", type=float, default=3e-4, help="highest learning rate of the second text")
+    options = parser.parse_args()
+    width, steps, length, at = (64, 12, 16, machine()) if options.toy else (256, 400, 64, machine())
+    start, (manual, source) = model_of(width), texts()
+    learn(start, rows(manual, 1, steps, length), 1e-3, None)
+    cut = len(source) * 9 // 10
+    data, unseen = rows(source[:cut], 2, steps, length), rows(source[cut:], 3, max(2, steps // 10), length)
+    plain = copy.deepcopy(start)
+    learn(plain, data, options.rate, None)
+    exact = measured(plain, unseen, None)
+    note(f"before {measured(start, unseen, None):.4f}, after {exact:.4f} nats a byte")
+    found = {}
+    for kind in KINDS:
+        trained = copy.deepcopy(start)
+        learn(trained, data, options.rate, kind)
+        losses = {"rounded afterwards": measured(plain, unseen, kind), "qat": measured(trained, unseen, kind)}
+        found[kind] = {name: {"loss": round(loss, 5), "lost": round(loss - exact, 5)} for name, loss in losses.items()}
+        found[kind]["qat unrounded"] = {"loss": round(measured(trained, unseen, None), 5)}
+        note(f"{kind}: {found[kind]}")
+    lost = {name: found["q4_0"][name]["lost"] for name in ("rounded afterwards", "qat")}
+    claim = "what rounding to q4_0 costs on held-out text without quantization-aware training, over what it costs with it"
+    sizes = {
+        "width": width,
+        "steps": steps,
+        "tokens": DOCUMENTS * length,
+        "weights": sum(p.numel() for p in start.parameters()),
+    }
+    # Trained with the rounding a model may end below the plain one's loss: then nothing is lost.
+    ratio = lost["rounded afterwards"] / max(lost["qat"], 1e-5)
+    emit("qat", claim, ratio, TARGET, toy=options.toy, at=at, sizes=sizes, unrounded=round(exact, 5), kinds=found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""Quantization-aware training: the file that is exported holds the numbers that were computed with; or a refusal by name."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+import forge
+import forge_algos
+from forge.cli._app import main
+from forge.run import _memory
+
+from ..lanes import ci_keeps
+from ..ranks import run_on_ranks
+from .starts import RUN, final_state, metrics, sft
+from .verbs import settings_of
+
+pytest.importorskip("gguf")
+pytest.importorskip("accelerate")
+
+NO_LOSS = -100
+
+
+@pytest.fixture
+def given(with_held_out: dict[str, Any]) -> dict[str, Any]:
+    """Three steps with measurements before and after them."""
+    return {**with_held_out, **RUN, "num_epochs": None, "max_steps": 3, "full_state_every_steps": 0, "qat": "q4_0"}
+
+
+def file_of(path: Path) -> dict[str, torch.Tensor]:
+    """What transformers reads from a GGUF file, by its names."""
+    return dict(AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=str(path), dtype=torch.float32).state_dict())
+
+
+@torch.no_grad()
+def held_out_loss(model: Any, run: Path) -> float:
+    """Mean loss of the learned tokens of a run's held-out rows, one row after the other: a naive reference."""
+    total, count = 0.0, 0
+    for row in forge.data.TokenStore.open(run / "data" / "eval"):
+        ids, labels = (torch.tensor(np.asarray(each, np.int64)) for each in (row.input_ids, row.labels))
+        logits = model(input_ids=ids[None]).logits[0, :-1]
+        total += torch.nn.functional.cross_entropy(logits, labels[1:], ignore_index=NO_LOSS, reduction="sum").item()
+        count += int((labels[1:] != NO_LOSS).sum())
+    return total / count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ci_keeps(["q4_0"], ["q4_0", "q8_0", "q5_0", "q5_1", "q4_1"]))
+def test_the_file_holds_what_was_computed_with(
+    kind: str, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each tensor of the exported file is, to the bit, the weight that the last forward read; its loss is the printed one."""
+    plain, seen = forge_algos.QuantizedWeights.in_place, dict[str, torch.Tensor]()
+
+    @contextmanager
+    def watched(self: Any) -> Any:
+        with plain(self):
+            seen.update({name: tensor.clone() for name, tensor in self._model.state_dict().items()})
+            yield
+
+    monkeypatch.setattr(forge_algos.QuantizedWeights, "in_place", watched)
+    result = forge.sft(**given | {"qat": kind}, ckpt_output_dir=tmp_path / "run")
+    path = forge.export(result.output_dir, format="gguf")  # of the type that it was trained for
+    assert path.name.endswith(f"-{kind}.gguf")
+    read = file_of(path)
+    assert read.keys() == seen.keys()
+    assert all(torch.equal(tensor, seen[name]) for name, tensor in read.items())
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=str(path), dtype=torch.float32)
+    printed = result.eval_after["eval_loss"]
+    assert held_out_loss(model, result.output_dir) == pytest.approx(printed, rel=1e-5)
+    exported = AutoModelForCausalLM.from_pretrained(result.model_dir)
+    assert exported.dtype == torch.float32
+    assert held_out_loss(exported, result.output_dir) != pytest.approx(printed, rel=1e-5)
+    log, config = ((result.output_dir / name).read_text() for name in ("log.txt", "config.yaml"))
+    assert f"qat: {kind}: 15 weights are rounded wherever the model computes" in log
+    assert f"held out, after step 3, with weights rounded to {kind}: loss" in log
+    assert "save_dtype: float32  # chosen" in config
+    card = (path.parent / "README.md").read_text()
+    assert (
+        f"weights were rounded to {kind} wherever the model computed. Held-out figures are those of the numbers in this" in card
+    )
+    assert f"| eval_loss | {result.eval_before['eval_loss']:.4f} | {printed:.4f} |" in card
+    assert "These are the unrounded ones" in (forge.export(result.output_dir) / "README.md").read_text()
+
+
+def test_a_model_in_bfloat16_is_exported_in_every_digit(given: dict[str, Any], tmp_path: Path, unchecked_exports: None) -> None:
+    """Its weights train in float32, and what is rounded to the file's type is not rounded to bfloat16 before."""
+    half = tmp_path / "half"
+    AutoModelForCausalLM.from_pretrained(given["model_path"]).to(torch.bfloat16).save_pretrained(half)
+    AutoTokenizer.from_pretrained(given["model_path"]).save_pretrained(half)
+    result = forge.sft(**given | {"model_path": str(half), "max_steps": 1}, ckpt_output_dir=tmp_path / "run")
+    assert AutoModelForCausalLM.from_pretrained(result.model_dir, dtype="auto").dtype == torch.float32
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed_to_the_bit(given: dict[str, Any], tmp_path: Path) -> None:
+    """From a full state, which holds the unrounded weights; with another qat, or none, it is refused by name."""
+    more = {**given, "full_state_every_steps": 1, "keep_full_state": True, "keep_last_n": 4}
+    whole = forge.sft(**more, ckpt_output_dir=tmp_path / "whole").output_dir
+    again = {**more, "resume": str(whole / "full_state" / "step_1")}
+    resumed = forge.sft(**again, ckpt_output_dir=tmp_path / "resumed").output_dir
+    assert [line["loss"] for line in metrics(resumed) if "loss" in line][-2:] == [
+        line["loss"] for line in metrics(whole) if "loss" in line
+    ][-2:]
+    assert [line["eval_loss"] for line in metrics(resumed)[-1:]] == [line["eval_loss"] for line in metrics(whole)[-1:]]
+    assert final_state(resumed) == final_state(whole)
+    (whole / "result.json").unlink()
+    for other, said in (("q8_0", "q8_0"), (None, "null")):
+        with pytest.raises(forge.SettingsError, match=f"holds a run with qat=q4_0, and now `qat` is {said}.*Give qat=q4_0"):
+            forge.sft(**more | {"qat": other}, ckpt_output_dir=whole)
+
+
+WAYS = {
+    "fsdp2": {"strategy": "fsdp2"},
+    "ddp": {"strategy": "ddp"},
+    "zero2": {"strategy": "zero2"},
+    "cp_size": {"strategy": "fsdp2", "cp_size": 2},
+    "checkpointing": {"strategy": "fsdp2", "activation_checkpointing": "full", "gather_dtype": "float32"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ci_keeps(["fsdp2"], list(WAYS)))
+def test_two_ranks_train_what_one_process_does(way: str, given: dict[str, Any], tmp_path: Path) -> None:
+    """Losses, held-out loss before and after, and the exported model."""
+    if way.startswith("zero"):
+        pytest.importorskip("deepspeed")
+    alone = forge.sft(**given, ckpt_output_dir=tmp_path / "alone")
+    found = run_on_ranks(sft, 2, {**given, **WAYS[way], "ckpt_output_dir": str(tmp_path / "two")}, joined=False)
+    for name in ("loss", "eval_loss"):
+        figures = [[line[name] for line in metrics(tmp_path / run) if name in line] for run in ("two", "alone")]
+        assert figures[0] == pytest.approx(figures[1], rel=1e-6), name
+    one, other = (AutoModelForCausalLM.from_pretrained(path) for path in (found[0]["model_dir"], alone.model_dir))
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ci_keeps(["dpo"], ["pretrain", "distill", "dpo", "orpo", "simpo", "kto"]))
+def test_other_verbs(verb: str, model_dir: Path, tmp_path: Path) -> None:
+    """The reference of dpo and the teacher of distill compute unrounded; the model's figures are of rounded weights."""
+    given = settings_of(verb, model_dir, tmp_path)
+    given["max_steps"] = 2
+    runs = [getattr(forge, verb)(**given, qat=kind, ckpt_output_dir=tmp_path / str(kind)) for kind in (None, "q4_0")]
+    losses = [[line["loss"] for line in metrics(run.output_dir) if "loss" in line] for run in runs]
+    assert losses[0] != losses[1]
+    assert losses[0][0] == pytest.approx(losses[1][0], rel=0.2)
+    assert runs[0].eval_before["eval_loss"] != runs[1].eval_before["eval_loss"]
+    forge.export(runs[1].output_dir, format="gguf")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", ci_keeps([{}], [{}, {"dtype": "bfloat16"}, {"activation_checkpointing": "full"}]), ids=str)
+def test_its_memory_is_planned(
+    more: dict[str, Any], given: dict[str, Any], larger_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the unrounded weights lies beside the rounded ones in a step and a measurement: planned, and measured so."""
+    monkeypatch.setattr(_memory, "_SMALL", 0)
+    given |= {"model_path": str(larger_model), "max_steps": 2, "ckpt_output_dir": str(tmp_path / "run"), **more}
+    forge.sft(**given)
+    phases = {phase["name"]: phase for phase in json.loads((tmp_path / "run" / "memory.json").read_text())["phases"]}
+    assert phases["first steps"]["planned"] == pytest.approx(phases["first steps"]["measured"], rel=0.02)
+    for name in ("step", "evaluation"):
+        parts = phases[name]["parts"]
+        # But for the norms, and in a short measurement with what the rounding itself takes.
+        assert 0.95 * parts["weights"] < parts["unrounded"] < 1.2 * parts["weights"]
+    assert not phases["saving"]["parts"].get("unrounded")
+    two = forge.dry_run("sft", **{**given, "strategy": "fsdp2", "ckpt_output_dir": str(tmp_path / "dry")}, machine="2x24GB")
+    assert "save_dtype=float32" in two
+
+
+@pytest.mark.parametrize(
+    ("verb", "change", "message"),
+    [
+        ("sft", {"adapter": "lora"}, "qat=q4_0 with adapter=lora: it rounds the weights that train.*or set adapter=none"),
+        ("sft", {"adapter": "qlora"}, "qat=q4_0 with adapter=qlora"),
+        ("osft", {}, "qat=q4_0 with adapter=osft.*Leave qat out.$"),
+        ("sft", {"weights": "bfloat16"}, "qat=q4_0 with weights=bfloat16"),
+        ("sft", {"save_dtype": "bfloat16"}, "qat=q4_0 with save_dtype=bfloat16"),
+        ("sft", {"tp_size": 2}, "qat=q4_0 with tp_size=2, which divides the rows"),
+        ("sft", {"strategy": "zero3"}, "qat=q4_0 with strategy=zero3"),
+        ("sft", {"backend": "trl", "eval_data_path": None}, "qat=q4_0 has no effect with backend=trl: TRL computes with"),
+        ("reward", {}, "such a file holds a causal language model: forge reward trains another"),
+        ("classify", {}, "such a file holds a causal language model: forge classify trains another"),
+        ("embed", {}, "such a file holds a causal language model: forge embed trains another"),
+        ("grpo", {"reward": "builtins:len"}, "qat=q4_0 with forge grpo, whose completions are sampled with the unrounded"),
+        ("sdft", {}, "qat=q4_0 with forge sdft, whose completions are sampled with the unrounded"),
+        ("sft", {"qat": "q4_k_m"}, "qat must be one of 'q8_0', 'q5_1', 'q5_0', 'q4_1', 'q4_0'"),
+        ("sft", {"qat": "mxfp4"}, "qat must be one of"),
+        ("sft", {"qat": True}, "qat must be one of"),
+    ],
+)
+def test_what_does_not_go_with_it(
+    verb: str, change: dict[str, Any], message: str, with_held_out: dict[str, Any], tmp_path: Path
+) -> None:
+    """Refused by name before anything is read or written."""
+    with pytest.raises(forge.SettingsError, match=message) as caught:
+        getattr(forge, verb)(**{**with_held_out, "qat": "q4_0", **change}, ckpt_output_dir=tmp_path / "run")
+    assert caught.value.exit_status == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_models_that_gguf_cannot_hold(given: dict[str, Any], model_dir: Path, tmp_path: Path) -> None:
+    """Another architecture, and rows that no block of 32 divides: refused before a row is tokenized."""
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    other, narrow = tmp_path / "gpt2", tmp_path / "narrow"
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2)).save_pretrained(other)
+    config = AutoModelForCausalLM.from_pretrained(model_dir).config
+    config.hidden_size, config.intermediate_size, config.head_dim = 24, 40, 6
+    AutoModelForCausalLM.from_config(config).save_pretrained(narrow)
+    for path, said in (
+        (other, r"gpt2: a GPT2LMHeadModel .*, qwen3\. Leave qat out"),
+        (narrow, "no matrix of this model can be"),
+    ):
+        tokenizer.save_pretrained(path)
+        with pytest.raises(forge.SettingsError, match=f"qat=q4_0 trains for a GGUF file, which this model cannot be: .*{said}"):
+            forge.sft(**given | {"model_path": str(path)}, ckpt_output_dir=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_the_package_gguf_is_needed(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the run is refused at once, with the command that installs it."""
+    plain = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "gguf":
+            raise ImportError(name)
+        return plain(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(forge.SettingsError, match=r"qat=q4_0 .*need gguf, which is not installed: `pip install 'forge-dist"):
+        forge.sft(**given, ckpt_output_dir=tmp_path / "run")
+
+
+def test_a_dry_run_says_it(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the command line: what is rounded to which type, and the copy in the memory plan."""
+    flags = [
+        part
+        for name, value in {**given, "ckpt_output_dir": str(tmp_path / "run")}.items()
+        if value is not None
+        for part in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    assert main(["sft", *flags, "--dry-run"]) == 0
+    said = capsys.readouterr()
+    assert "--save-dtype float32: forge export then rounds to q4_0 the very weights that qat rounds" in said.out
+    assert "unrounded" in said.err
