@@ -68,8 +68,11 @@ def test_which_weights_of_a_model_are_rounded(tied, tmp_path):
     import transformers
 
     from forge_dist import rounded_weights
+    from forge_dist.gguf._architectures import ARCHITECTURES
+    from forge_dist.gguf._export import tensors_to_write
     from forge_dist.gguf._layout import names_in_file
 
+    arch = ARCHITECTURES["qwen2"]
     config = transformers.Qwen2Config(
         vocab_size=70, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
         tie_word_embeddings=tied,
@@ -81,6 +84,23 @@ def test_which_weights_of_a_model_are_rounded(tied, tmp_path):
     assert found["model.layers.0.mlp.down_proj.weight"] == "float16", "its rows have 48 numbers"
     assert found["model.layers.0.self_attn.q_proj.weight"] == "q4_0"
     assert {model.get_parameter(name).ndim for name in found} == {2}
-    names, state = names_in_file(model, "qwen2", tmp_path), model.state_dict()
-    assert found == {name: kind for name in names if (kind := gguf_type(names[name], state[name].shape, "q4_0")) != "float32"}
+    written = {name: gguf_type(name, tensor.shape, "q4_0") for name, tensor in tensors_to_write(model, arch, tmp_path).items()}
+    names = {known: name for name, parts in names_in_file(model, arch, tmp_path).items() for known in parts}
+    assert found == {names[known]: kind for known, kind in written.items() if kind != "float32"}
     assert rounded_weights(model, "float32") == {}
+
+
+def test_weights_of_experts_are_rounded():
+    """One tensor of the model is two of the file, of one type; what the file has as a vector is not rounded."""
+    import transformers
+
+    from forge_dist import rounded_weights
+
+    config = transformers.Qwen2MoeConfig(
+        vocab_size=70, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        num_experts=2, num_experts_per_tok=1, moe_intermediate_size=32, shared_expert_intermediate_size=32,
+    )  # fmt: skip
+    found = rounded_weights(transformers.Qwen2MoeForCausalLM(config), "q4_0")
+    experts = {name.rpartition("layers.0.mlp.")[2]: kind for name, kind in found.items() if ".mlp." in name}
+    assert experts["experts.gate_up_proj"] == experts["experts.down_proj"] == "q4_0"
+    assert "shared_expert_gate.weight" not in experts
