@@ -41,6 +41,8 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
     },
     "distill": {
         "teacher_path": ({}, "TEACHER", "OTHER TEACHER"),
+        "teacher_logprobs": ({"teacher_path": None}, "STORED", "OTHER STORED"),
+        "teacher_rest": ({"teacher_path": None, "teacher_logprobs": "STORED"}, "class", "left_out"),
         "beta": ({}, 0.5, 1.0),
         "temperature": ({}, 1.0, 2.0),
         "loss": ({}, "jsd", "gold"),
@@ -270,6 +272,9 @@ def places(model_dir: Path, folder: Path) -> Iterator[dict[str, str]]:
     scored = AutoModelForSequenceClassification.from_pretrained(model_dir, num_labels=1)
     scored.save_pretrained(folder / "scored")
     AutoTokenizer.from_pretrained(model_dir).save_pretrained(folder / "scored")
+    chats = settings_of("distill", model_dir, folder)["data_path"]
+    for name, path in (("stored", first), ("other_stored", other)):
+        forge.teach(teacher_path=str(path), data_path=chats, output=folder / name, top_k=4)
     settings_of("dpo", model_dir, folder)
     bad = folder / "bad.jsonl"
     bad.write_text((folder / "pairs.jsonl").read_text() + '{"prompt": "a", "chosen": "b", "rejected": "b"}\n')
@@ -292,6 +297,8 @@ def places(model_dir: Path, folder: Path) -> Iterator[dict[str, str]]:
             "OTHER SERVER": other_server,
             "TEACHER": str(first),
             "OTHER TEACHER": str(other),
+            "STORED": str(folder / "stored"),
+            "OTHER STORED": str(folder / "other_stored"),
             "ANOTHER TOKENIZER": str(write_teacher(folder / "another")),
             "REWARD MODEL": str(folder / "scored"),
             "WITH A BAD PAIR": str(bad),

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         packs_media as packs_media,
     )
     from forge_algos.batches._packed import PackedBatch as PackedBatch
+    from forge_algos.batches._top import TopBatch as TopBatch
     from forge_algos.heads._chunks import score_rows_at_once as score_rows_at_once
     from forge_algos.heads._media import (
         MediaDocument as MediaDocument,
@@ -96,8 +97,10 @@ if TYPE_CHECKING:
         Reward as Reward,
         SelfDistill as SelfDistill,
         SimPO as SimPO,
+        TopDistill as TopDistill,
         check_reference as check_reference,
         reference_logps as reference_logps,
+        top_logps as top_logps,
     )
     from forge_algos.optimizers._optimizers import (
         adamw as adamw,
@@ -155,6 +158,7 @@ _PUBLIC = {
     "batches._groups": "PackedGroups check_groups group_inputs group_tensors idle_groups",
     "batches._media": "MediaInputs lay_texts_alike media_row_inputs pack_media_like packs_media",
     "batches._packed": "PackedBatch",
+    "batches._top": "TopBatch",
     "heads._chunks": "score_rows_at_once",
     "isolation._alone": "keep_documents_apart places_alone",
     "isolation._guard": "PackedGuard guard_packed",
@@ -167,7 +171,7 @@ _PUBLIC = {
     "objectives": (
         "AlignedDistill BaseKL BatchAllTriplet Bound Classify ClassifyBatch Contrastive ContrastiveBatch DPO Distill "
         "FollowsSteps GRPO KTO KTOBatch LabelledTexts ORPO Objective PPO PreferenceBatch Pretrain RLOO Reward SFT "
-        "SelfDistill SimPO check_reference reference_logps"
+        "SelfDistill SimPO TopDistill check_reference reference_logps top_logps"
     ),
     "optimizers._optimizers": "adamw cast_trained make_optimizer",
     "optimizers._schedules": "lr_factor schedule",

@@ -33,6 +33,7 @@ from forge_algos.losses.distillation._aligned import SharedTokens
 from forge_algos.losses.distillation._aligned_rows import SpanRows, Unshared, aligned_of_rows, logps_before
 from forge_algos.losses.distillation._compare import Compared, compare_rows
 from forge_algos.losses.distillation._rows import distillation_of_rows
+from forge_algos.losses.distillation._top import TopTokens, top_distillation_of_rows, top_of_rows
 
 _assumed: WeakKeyDictionary[nn.Module, tuple[Literal["chunked", "logits"], str]] = WeakKeyDictionary()
 """Causal model without numbers → name and reason of its head's scoring, which no probe can find on it."""
@@ -237,6 +238,38 @@ class Head:
             with torch.no_grad():
                 teacher._scored(teacher_inputs or inputs, theirs[mine], taught, temperature=temperature)
         return _over(ranks, found[1], len(rows))
+
+    def top_distillation(
+        self,
+        inputs: Inputs,
+        rows: torch.Tensor,
+        top: TopTokens,
+        *,
+        beta: float,
+        temperature: float,
+        weights: torch.Tensor | None = None,
+    ) -> LossTerms:
+        """Sum `losses.top_distillation` from a teacher's likeliest tokens at the rows.
+        The count is M, whatever the `weights` float32[M].
+        """
+        found: list[LossTerms] = []
+        ranks = rows_over_ranks(self.model)
+        mine = ranks.part(len(rows))
+        own = None if weights is None else weights[mine]
+
+        def compute(source: LogitSource, tensors: Tensors) -> tuple[torch.Tensor]:
+            found.append(top_distillation_of_rows(source, tensors, top.part(mine), beta=beta, weights=own))
+            return (found[0].sum,)
+
+        (loss,) = self._scored(inputs, rows[mine], compute, temperature=temperature)
+        return _over(ranks, found[0]._replace(sum=loss), len(rows))
+
+    def top(
+        self, inputs: Inputs, rows: torch.Tensor, k: int, *, below: int | None = None, temperature: float = 1.0
+    ) -> TopTokens:
+        """Find the k likeliest next tokens at the rows, of the ids below `below`, without gradients."""
+        with torch.no_grad():
+            return TopTokens(*self._scored(inputs, rows, partial(top_of_rows, k=k, below=below), temperature=temperature))
 
     def aligned_distillation(
         self,

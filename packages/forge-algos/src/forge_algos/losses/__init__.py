@@ -14,6 +14,7 @@ from forge_algos.losses._token_logps import token_logps
 from forge_algos.losses._triplet import batch_all_triplet
 from forge_algos.losses.distillation._aligned import SharedTokens, aligned_distillation
 from forge_algos.losses.distillation._distillation import distillation
+from forge_algos.losses.distillation._top import TopTokens, top_distillation
 from forge_algos.losses.policy._advantages import Advantages, decoupled_advantages, gae, group_advantages, whitened
 from forge_algos.losses.policy._policy import policy_gradient, value
 from forge_algos.losses.preference._dpo import dpo, wpo_weights
@@ -28,6 +29,7 @@ __all__ = [
     "LossTerms",
     "PolicyKind",
     "SharedTokens",
+    "TopTokens",
     "aligned_distillation",
     "batch_all_triplet",
     "classification",
@@ -49,6 +51,7 @@ __all__ = [
     "reward",
     "simpo",
     "token_logps",
+    "top_distillation",
     "value",
     "whitened",
     "wpo_weights",

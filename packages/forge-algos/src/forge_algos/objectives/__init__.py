@@ -15,6 +15,7 @@ from forge_algos.objectives._pretrain import Pretrain
 from forge_algos.objectives._self_distill import SelfDistill
 from forge_algos.objectives._sft import SFT
 from forge_algos.objectives._tokens import TokenObjective
+from forge_algos.objectives._top_distill import TopDistill, top_logps
 from forge_algos.objectives._triplets import BatchAllTriplet, LabelledTexts
 from forge_algos.objectives.policy._grpo import GRPO
 from forge_algos.objectives.policy._online import OnlineObjective
@@ -60,8 +61,10 @@ __all__ = [
     "SelfDistill",
     "SimPO",
     "TokenObjective",
+    "TopDistill",
     "check_reference",
     "choose_head",
     "choose_scalar_head",
     "reference_logps",
+    "top_logps",
 ]

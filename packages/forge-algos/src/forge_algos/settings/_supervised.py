@@ -9,6 +9,7 @@ from forge_algos.settings._validators import logits_divisor, number, one_of
 TokenLoss = Literal["nll", "dft"]
 TokenNormalize = Literal["global", "trl"]
 DistillLoss = Literal["jsd", "gold", "uld"]
+TeacherRest = Literal["class", "left_out"]
 
 _share = number(kind=float, below=1.0)
 _weight = number(kind=float)
@@ -89,8 +90,15 @@ class DistillSettings:
     ValueError: matched_weight has no effect with loss=jsd: it is read by loss=gold
     """
 
-    teacher_path: str = attrs.field(validator=_path)
+    teacher_path: str | None = attrs.field(default=None, validator=attrs.validators.optional(_path))
     """Directory or Hub name of the teacher, which must have the student's vocabulary, but with loss=gold or uld."""
+    teacher_logprobs: str | None = attrs.field(default=None, validator=attrs.validators.optional(_path))
+    """Directory of a teacher's likeliest tokens at each learned token, which `forge teach` wrote:
+    in the place of teacher_path, for as many runs as there are."""
+    teacher_rest: TeacherRest = attrs.field(default="class", validator=one_of(TeacherRest))
+    """What becomes of the probability beyond the tokens of teacher_logprobs:
+    one more class ("class", as TRL's loss_add_tail), or the teacher's is left out and its tokens' divided by their sum
+    ("left_out", as Axolotl's kd)."""
     loss: DistillLoss = attrs.field(default="jsd", validator=one_of(DistillLoss))
     """Divergence over one vocabulary ("jsd"), or a distance between two models of any two tokenizers:
     a JSD on the tokens that both have and sorted probabilities on the others ("gold", as TRL's GOLDTrainer), or sorted
@@ -108,6 +116,7 @@ class DistillSettings:
     by default 1 less the default of that."""
 
     def __attrs_post_init__(self) -> None:
+        self._check_stored()
         weights = {"matched_weight": self.matched_weight, "unmatched_weight": self.unmatched_weight}
         given = [name for name, value in weights.items() if value is not None]
         if given and self.loss != "gold":
@@ -119,4 +128,24 @@ class DistillSettings:
         if self.loss == "uld" and self.beta != attrs.fields(DistillSettings).beta.default:
             raise ValueError(
                 f"beta={self.beta:g} has no effect with loss=uld, which has no JSD: leave it out, or take loss=gold"
+            )
+
+    def _check_stored(self) -> None:
+        """Refuse two teachers or none, and what stored log-probabilities do not say."""
+        if (self.teacher_path is None) == (self.teacher_logprobs is None):
+            raise ValueError(
+                "teacher_path, the directory or Hub name of a teacher, or teacher_logprobs, what `forge teach` wrote of one: "
+                f"give {'one of the two' if self.teacher_path is None else 'one, not both'}"
+            )
+        if self.teacher_logprobs is None:
+            if self.teacher_rest != "class":
+                raise ValueError("teacher_rest has no effect without teacher_logprobs: a live teacher has all probabilities")
+        elif self.loss != "jsd":
+            raise ValueError(
+                f"loss={self.loss} compares whole distributions, which teacher_logprobs has not: give teacher_path"
+            )
+        elif self.teacher_rest == "left_out" and self.beta == 1:
+            raise ValueError(
+                "beta=1 with teacher_rest=left_out is infinite wherever the model expects another token: take class, or a "
+                "smaller beta"
             )

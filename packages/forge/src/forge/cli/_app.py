@@ -373,6 +373,10 @@ def _forgetting() -> Callable[..., None]:
     return command_of(forge.forgetting, "forge forgetting runs/first --data general.jsonl")
 
 
+def _teach() -> Callable[..., None]:
+    return command_of(forge.teach, "forge teach --teacher-path LARGE --data-path train.jsonl --output taught", positional=0)
+
+
 def _recipes() -> cyclopts.App:
     from forge.cli._recipes import recipes_app
 
@@ -425,6 +429,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any] | cyclopts.App],
     "compare": ("Lay the curves of runs over each other, and list the settings that differ.", _compare, {}),
     "rollouts": ("Write a page of a run's rollouts: prompts, completions, rewards, advantages over steps.", _rollouts, {}),
     "forgetting": ("Measure what a run lost of its base on general data, by source; write a page of it.", _forgetting, {}),
+    "teach": ("Store a teacher's likeliest tokens of some rows, for forge distill --teacher-logprobs.", _teach, {}),
     "recipes": ("List, show, copy and run the shipped recipes: a beginning for every verb and adapter.", _recipes, {}),
     "config": ("Check a recipe, convert one from another trainer, or describe recipes for an editor.", _config, {}),
     "slurm": ("Write an sbatch file that runs a recipe and requeues itself: forge slurm render.", _slurm, {}),
@@ -439,7 +444,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[], Callable[..., Any] | cyclopts.App],
 
 _HEADINGS = {
     "Train": VERBS,
-    "Use a model": ["generate", "chat", "serve", "export", "push"],
+    "Use a model": ["generate", "chat", "serve", "export", "push", "teach"],
     "Runs": ["report", "compare", "eval", "forgetting", "rollouts", "plan", "track", "repair"],
     "Data and recipes": ["data", "recipes", "config"],
     "Clusters": ["slurm", "kubeflow"],

@@ -60,7 +60,7 @@ DIVISION = frozenset(
 _FREE = DIVISION | frozenset(
     {
         # Paths: the content is compared by fingerprint.
-        *("model_path", "reference_path", "teacher_path", "reward_model_path"),
+        *("model_path", "reference_path", "teacher_path", "teacher_logprobs", "reward_model_path"),
         *("data_path", "eval_data_path", "preprocess", "ckpt_output_dir", "osft_cache"),
         # What is saved, measured, shown and refused.
         *("save_samples", "save_dtype", "checkpoint_at_epoch", "full_state_every_steps", "full_state_every_minutes"),
@@ -133,6 +133,7 @@ ADDED = {
     "loss_type": "kto",
     "loss": "jsd",
     "matched_weight": None,
+    "teacher_rest": "class",
     "unmatched_weight": None,
     "entropy_coef": 0.0,
     "use_adaptive_entropy": False,

@@ -4,7 +4,7 @@ OWN = {
     name: verbs
     for verbs, names in {
         "pretrain": "block_size cross_documents",
-        "distill": "teacher_path matched_weight unmatched_weight",
+        "distill": "teacher_path teacher_logprobs teacher_rest matched_weight unmatched_weight",
         "sdft": "demonstration_template teacher teacher_rate skip_tokens",
         "dpo": "loss_weights f_divergence f_divergence_alpha discopop_tau ld_alpha wpo",
         "simpo": "cpo_alpha",

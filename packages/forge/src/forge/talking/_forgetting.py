@@ -94,7 +94,7 @@ def forgetting(
             chat_template_kwargs=values.get("chat_template_kwargs"),
             max_seq_len=longest,
             on_overflow="drop" if longest is None else "truncate",
-            rename_columns=_columns(rename_columns),
+            rename_columns=as_columns(rename_columns),
         )
         tokenizer = store.tokenizer()
         kept = _kept(store, limit)
@@ -120,7 +120,7 @@ def forgetting(
     return Forgetting(sources=sources, total=total, page=page)
 
 
-def _columns(given: Mapping[str, str] | Sequence[str] | None) -> Mapping[str, str] | None:
+def as_columns(given: Mapping[str, str] | Sequence[str] | None) -> Mapping[str, str] | None:
     """Return columns and their new names, which a shell gives as `question=prompt`."""
     if given is None or isinstance(given, Mapping):
         return given

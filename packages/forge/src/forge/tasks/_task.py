@@ -200,6 +200,7 @@ class Task(ABC):
 
     def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:
         """Tokenize rows into a store in `directory`; `more` is passed to `forge_data.prepare`."""
+        more.setdefault("media", self.media)
         return forge_data.prepare(
             path,
             tokenizer,
@@ -215,7 +216,6 @@ class Task(ABC):
             on_overflow=s.data.on_overflow,
             **self.reading(s),
             max_bad_rows=s.data.max_bad_rows,
-            media=self.media,
             num_proc=s.data.num_proc,
             progress=report.progress("tokenizing"),
             **more,

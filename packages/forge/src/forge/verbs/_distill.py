@@ -16,6 +16,7 @@ from forge.tasks._lint_check import check_kind
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._reference_model import require_same_tokens
 from forge.tasks._task import Run
+from forge.tasks.items._stored_teacher import StoredTeacher, read_record, vocabulary_digest, with_teacher
 from forge.tasks.items._taught import TaughtRows
 from forge.verbs._registry import verb
 from forge.verbs._sft import SFT, with_shared_prefixes
@@ -43,13 +44,21 @@ class Distill(SFT):
     about = "Distillation: train a model to predict as a larger one does, at the learned tokens of the rows."
 
     def other_models(self, s: Any) -> dict[str, str]:
-        """Return the path of the teacher."""
-        return {"teacher_path": s.objective.teacher_path}
+        """Return the path of the teacher, or of what is stored of it."""
+        stored = s.objective.teacher_logprobs
+        return {"teacher_path": s.objective.teacher_path} if stored is None else {"teacher_logprobs": stored}
+
+    def row_readers(self, s: Any) -> dict[str, str]:
+        """Return the teacher where it reads the rows in the run."""
+        return {} if s.objective.teacher_logprobs is not None else self.other_models(s)
 
     def check_settings(self, s: Any) -> None:
         """Check the teacher, which must have the same vocabulary where one is assumed."""
-        super().check_settings(s)
         own = s.objective
+        if own.teacher_logprobs is not None:
+            _check_stored(s)
+            return
+        super().check_settings(s)
         if own.loss == "jsd":
             require_same_tokens(
                 s,
@@ -65,12 +74,14 @@ class Distill(SFT):
 
     def check_rows(self, s: Any, setting: str) -> None:
         """Refuse files for their first row, one with images too where two tokenizers read it."""
-        media = self.media and s.objective.loss == "jsd"
+        media = self.media and s.objective.loss == "jsd" and s.objective.teacher_logprobs is None
         forge_data.check_first_row(getattr(s.data, setting), media=media, **self.row_kind(s), **self.reading(s))
 
     def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:
         """Tokenize rows, with both tokenizers where they may differ; log what both have in common."""
         own = s.objective
+        if own.teacher_logprobs is not None:
+            more["media"] = False
         if own.loss == "jsd":
             return super().prepare(s, path, tokenizer, directory, report, **more)
         d = s.data
@@ -99,8 +110,13 @@ class Distill(SFT):
         return store
 
     def items(self, s: Any, store: Any) -> Any:
-        """Plan samples with their teacher's tokens, where it has others."""
-        if s.objective.loss == "jsd":
+        """Plan samples with their teacher's tokens, where it has others or they are stored."""
+        own = s.objective
+        if own.teacher_logprobs is not None:
+            check_kind(self.name, store, "supervised", "rows to imitate: messages, prompt and completion, documents, or tokens")
+            left_out = own.teacher_rest == "left_out"
+            return with_teacher(store, StoredTeacher(own.teacher_logprobs, left_out=left_out, temperature=own.temperature))
+        if own.loss == "jsd":
             return super().items(s, store)
         check_kind(self.name, store, "supervised", "rows to imitate: messages, prompt and completion")
         if not store.span_counts.any():
@@ -113,17 +129,39 @@ class Distill(SFT):
 
     def shared(self, s: Any, items: Any) -> dict[str, Any]:
         """Return what samples begin with; nothing where the teacher's begin otherwise."""
-        return super().shared(s, items) if s.objective.loss == "jsd" else {}
+        own = s.objective
+        return super().shared(s, items) if own.loss == "jsd" and own.teacher_logprobs is None else {}
 
     def rehearsal_source(self, run: Run) -> OfflineSteps:
         """Take the steps of the batch plan, with the teacher on the same ranks."""
         own = run.settings.objective
+        if own.teacher_logprobs is not None:
+            return OfflineSteps(run, forge_algos.TopDistill(settings=own))
         teacher = run.load_frozen(own.teacher_path)
         if own.loss == "jsd":
             return OfflineSteps(
                 with_shared_prefixes(run, run.model, teacher), forge_algos.Distill(settings=own, teacher=teacher)
             )
         return OfflineSteps(run, forge_algos.AlignedDistill(settings=own, teacher=teacher, shared=_shared(run)))
+
+
+def _check_stored(s: Any) -> None:
+    """Raise SettingsError unless what is stored is of this model's tokens and temperature."""
+    own = s.objective
+    about = read_record(own.teacher_logprobs)
+    tokenizer = forge_data.load_tokenizer(s.model.model_path)
+    forge_data.add_tokens(tokenizer, s.model.add_tokens, special=s.model.add_special_tokens)
+    if vocabulary_digest(tokenizer) != about["tokenizer"]:
+        raise SettingsError(
+            f"teacher_logprobs {own.teacher_logprobs}: was computed for another tokenizer than that of model_path (with its "
+            "add_tokens), so that it is about other words. Give `forge teach` the same model_path."
+        )
+    if own.teacher_rest == "class" and own.temperature != about["temperature"]:
+        raise SettingsError(
+            f"temperature={own.temperature:g}: teacher_logprobs {own.teacher_logprobs} was computed with "
+            f"{about['temperature']:g}, and at another one the probability of the rest is not known. Give that one, "
+            f"`forge teach --temperature {own.temperature:g}`, or teacher_rest=left_out."
+        )
 
 
 def _shared(run: Run) -> Any:

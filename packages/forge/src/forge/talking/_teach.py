@@ -1,0 +1,328 @@
+"""A teacher and rows → its likeliest tokens at each learned token, on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import attrs
+
+import forge_accel
+import forge_algos
+import forge_data
+import forge_dist
+import forge_packing
+from forge._counted import counted
+from forge._errors import SettingsError
+from forge._progress import Reporter
+from forge.saving._inputs import WEIGHTS, stamps_of
+from forge.talking._forgetting import as_columns
+from forge.talking._model import find_model
+from forge.talking._teacher_output import TeacherOutput
+from forge.talking._teacher_rows import read_parts
+from forge.tasks.items._stored_teacher import Part, learned_positions, vocabulary_digest
+
+_PART_BYTES = 2**28
+"""Bytes of a part's log-probabilities, about: what a kill loses is less than a part."""
+_MOST_TOKENS = 8192
+"""Tokens of a forward at most, or those of a longer row."""
+
+
+@attrs.frozen(kw_only=True)
+class Taught:
+    """What was stored of a teacher."""
+
+    path: Path
+    samples: int
+    tokens: int
+    """Learned tokens."""
+    num_bytes: int
+    """Size of the directory, about."""
+    dry_run: bool
+
+    def __str__(self) -> str:
+        verb = "would write" if self.dry_run else "wrote"
+        size = f"{self.num_bytes / 2**20:,.1f} MiB"
+        return f"{verb} {counted(self.tokens, 'learned tokens')} of {counted(self.samples, 'samples')}, {size}\n{self.path}"
+
+
+@attrs.frozen(kw_only=True)
+class _Kind:
+    """What is stored of each position, and where."""
+
+    folder: Path
+    tokenizer: Any
+    top_k: int
+    temperature: float
+    dry_run: bool
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids that the tokenizer may give."""
+        return 1 + max(self.tokenizer.get_vocab().values())
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What teacher.json says of it."""
+        return {"tokenizer": vocabulary_digest(self.tokenizer), "top_k": self.top_k, "temperature": self.temperature}
+
+    def taught(self, *, samples: int, tokens: int, text: int, width: int) -> Taught:
+        """Return the counts and the size, from the tokens in all and K at each learned one."""
+        size = tokens * (8 * width + 8) + 4 * text + 20 * samples
+        return Taught(path=self.folder, samples=samples, tokens=tokens, num_bytes=size, dry_run=self.dry_run)
+
+
+def teach(
+    *,
+    data_path: Sequence[str],
+    output: str | Path,
+    teacher_path: str | None = None,
+    model_path: str | None = None,
+    from_rows: bool = False,
+    top_k: int = 64,
+    temperature: float = 1.0,
+    data_format: str = "auto",
+    train_on: str = "assistant",
+    turns: str = "auto",
+    turn_end: str | None = None,
+    chat_template: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | Sequence[str] | None = None,
+    system_prompt: str | None = None,
+    max_seq_len: int | None = None,
+    on_overflow: str = "drop",
+    preprocess: str | None = None,
+    rename_columns: Mapping[str, str] | Sequence[str] | None = None,
+    max_samples: int | None = None,
+    on_bad_row: str = "error",
+    dry_run: bool = False,
+) -> Taught:
+    """Store a teacher's likeliest tokens at each learned token of some rows, once for many runs.
+
+    `forge distill --teacher-logprobs OUTPUT` learns from them without the teacher. A command that was killed goes on where it
+    was when it is started again.
+
+    Args:
+        data_path: Files, globs or directories of rows, or one: those of the runs, held-out rows too.
+        output: The directory that is written: 8 bytes for each of the top_k tokens of a learned token.
+        teacher_path: Directory or Hub name of the teacher.
+        model_path: The model that will learn, whose chat template writes the rows; by default the teacher. Both need the same
+            tokenizer.
+        from_rows: The rows themselves hold what another program computed: input_ids with target_token_ids and target_logprobs
+            (Axolotl), or prompt_token_ids with prompt_logprobs (vLLM). Then model_path is needed, and no teacher_path.
+        top_k: How many tokens.
+        temperature: Divisor of the teacher's logits, that of the runs.
+        data_format: As for forge distill, like all that follow but dry_run: format of the rows.
+        train_on: What is learned.
+        turns: In which form turns are learned.
+        turn_end: Token that ends a learned turn.
+        chat_template: Chat template in place of the tokenizer's.
+        chat_template_kwargs: Arguments of the chat template, such as enable_thinking=false.
+        system_prompt: System message of conversations that have none.
+        max_seq_len: Longest sample in tokens.
+        on_overflow: What becomes of longer ones.
+        preprocess: Your own function that gets each row first, as package.module:function.
+        rename_columns: Columns that a format reads under another name, such as question=prompt.
+        max_samples: Rows that are read of each entry of data_path.
+        on_bad_row: What becomes of a row that is refused.
+        dry_run: Say how much would be written, and load no model.
+
+    Returns:
+        What was stored, as text its size and its path.
+
+    Raises:
+        SettingsError: a value is out of range, the two tokenizers differ, or output is of something else.
+        RunDirectoryError: another command writes to output now.
+        forge_data.DataError: there are no such rows, or they cannot be read.
+        forge_dist.ModelError: the teacher cannot be loaded.
+        RunWriteError: a file cannot be written.
+
+    """
+    if top_k < 1:
+        raise SettingsError(f"top_k must be at least 1, not {top_k}.")
+    if not 1e-6 <= temperature < float("inf"):
+        raise SettingsError(f"temperature must be at least 1e-6 and finite, not {temperature}.")
+    folder = Path(os.path.abspath(Path(output).expanduser()))
+    if folder.exists() and not folder.is_dir():
+        raise SettingsError(f"output {folder}: is a file. Give a directory.")
+    files = [data_path] if isinstance(data_path, str) else list(data_path)
+    how: dict[str, Any] = {"folder": folder, "top_k": top_k, "temperature": temperature, "dry_run": dry_run}
+    if teacher_path is None:
+        if not from_rows:
+            raise SettingsError("teacher_path is wanted, a teacher that is asked, or from_rows, what rows hold of one.")
+        if model_path is None:
+            raise SettingsError("model_path is wanted with from_rows: the model whose tokens the rows are of.")
+        return _convert(_row_files(files), _Kind(tokenizer=forge_data.load_tokenizer(find_model(model_path)), **how))
+    if from_rows:
+        raise SettingsError(
+            "from_rows reads what a teacher said from the rows, and teacher_path asks one: give one of the two."
+        )
+    teacher = find_model(teacher_path)
+    student = teacher if model_path is None else find_model(model_path)
+    kind = _Kind(tokenizer=forge_data.load_tokenizer(student), **how)
+    if forge_data.load_tokenizer(teacher).get_vocab() != kind.tokenizer.get_vocab():
+        raise SettingsError(
+            f"teacher_path {teacher}: its tokenizer gives other ids to tokens than that of model_path, so that its predictions "
+            "are about other words. Take a teacher of the same family, or `forge distill --loss gold --teacher-path`."
+        )
+    try:
+        data: Any = forge_data.DataSettings(
+            data_path=files,
+            data_format=data_format,
+            train_on=train_on,
+            turns=turns,
+            turn_end=turn_end,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            system_prompt=system_prompt,
+            max_seq_len=max_seq_len,
+            on_overflow=on_overflow,
+            preprocess=preprocess,
+            rename_columns=as_columns(rename_columns),
+            max_samples=max_samples,
+            on_bad_row=on_bad_row,
+        )
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"{error}.") from error
+    report = Reporter(lambda _: None)
+    with TemporaryDirectory() as scratch:
+        store = forge_data.prepare(
+            files,
+            student,
+            scratch,
+            format=data.data_format,
+            train_on=data.train_on,
+            turns=data.turns,
+            turn_end=data.turn_end,
+            chat_template=data.chat_template,
+            chat_template_kwargs=data.chat_template_kwargs,
+            system_prompt=data.system_prompt,
+            max_seq_len=data.max_seq_len,
+            on_overflow=data.on_overflow,
+            preprocess=data.preprocess,
+            rename_columns=data.rename_columns,
+            max_samples=data.max_samples,
+            on_bad_row=data.on_bad_row,
+            progress=report.progress("tokenizing"),
+        )
+        return _ask(store, teacher, kind, report)
+
+
+def _ask(store: Any, teacher: str, kind: _Kind, report: Reporter) -> Taught:
+    """Write the parts that are not there yet."""
+    counts, width = store.loss_counts, min(kind.top_k, kind.vocabulary)
+    samples = [index for index in range(len(store)) if counts[index]]
+    if not samples:
+        raise SettingsError("data_path: no row has a token that is learned. Give other rows, or another train_on.")
+    found = kind.taught(samples=len(samples), tokens=int(counts.sum()), text=int(store.lengths[samples].sum()), width=width)
+    if kind.dry_run:
+        return found
+    machine = forge_accel.accelerator()
+    device, dtype = machine.device.value, machine.dtype("auto").value
+    parts = list(_divide(samples, counts, most=max(1, _PART_BYTES // (8 * width))))
+    weights = stamps_of(Path(teacher), WEIGHTS) if Path(teacher).is_dir() else {}
+    about = [store.fingerprint, teacher, weights, kind.top_k, kind.temperature, str(dtype), [len(part) for part in parts]]
+    with TeacherOutput(kind.folder) as output:
+        todo = output.begin(about, {"teacher": teacher, "parts": len(parts), **kind.about})
+        if not todo:
+            return found
+        with report.taking(f"loading {teacher}", f"loaded {teacher}"):
+            model: Any = forge_dist.load_trained(teacher, dtype=dtype, device=device)
+        _check_positions(model, store, samples, teacher)
+        forge_algos.keep_documents_apart(model, device=device)
+        show, done, of = report.progress("asking the teacher"), 0, sum(len(parts[number]) for number in todo)
+        for number in todo:
+            part = parts[number]
+            lengths = store.lengths[part]
+            rows = forge_packing.divide(lengths, max_tokens=max(_MOST_TOKENS, int(lengths.max())))[0]
+            order = [part[int(at)] for row in rows for at in row]
+            batches = (forge_packing.collate([store[part[int(at)]] for at in row]) for row in rows)
+            answers = forge_algos.top_logps(
+                model, batches, k=kind.top_k, below=kind.vocabulary, temperature=kind.temperature, device=device
+            )
+            output.write(number, _as_part(store, order, list(answers)))
+            done += len(part)
+            show(done, of)
+    return found
+
+
+def _check_positions(model: Any, store: Any, samples: Sequence[int], teacher: str) -> None:
+    """Raise SettingsError for a row beyond the teacher's table of positions."""
+    table = forge_dist.position_table(model)
+    longest = max(samples, key=lambda index: store.lengths[index])
+    if table is not None and store.lengths[longest] > table:
+        raise SettingsError(
+            f"{store.source(longest)} has {store.lengths[longest]:,} tokens, and teacher_path {teacher} has a table of "
+            f"{table:,} positions, beyond which it reads nothing. Take a teacher with more positions, or set max_seq_len to "
+            f"{table} here and in the runs."
+        )
+
+
+def _as_part(store: Any, order: Sequence[int], answers: Sequence[forge_algos.TopBatch]) -> Part:
+    """Return samples with the teacher's answers, in the order in which it was asked."""
+    import numpy as np
+
+    samples = [store[index] for index in order]
+    ids, logps, rest = (np.concatenate([getattr(each, name) for each in answers]) for name in ("ids", "logps", "rest"))
+    if not (np.isfinite(logps[:, 0]).all() and (logps < np.inf).all() and (rest < np.inf).all()):
+        raise SettingsError("teacher_path: the teacher's log-probabilities are not finite: its weights are NaN, or overflow.")
+    return Part(
+        rows=[str(store.source(index)) for index in order],
+        input_ids=[np.asarray(each.input_ids, np.int32) for each in samples],
+        positions=[learned_positions(each).astype(np.int32) for each in samples],
+        ids=ids,
+        logps=logps,
+        rest=rest,
+    )
+
+
+def _divide(samples: Sequence[int], counts: Any, *, most: int) -> Iterator[list[int]]:
+    """Divide samples into parts of about so many learned tokens."""
+    part: list[int] = []
+    learned = 0
+    for index in samples:
+        if part and learned + counts[index] > most:
+            yield part
+            part, learned = [], 0
+        part.append(index)
+        learned += int(counts[index])
+    yield part
+
+
+def _convert(files: Sequence[Path], kind: _Kind) -> Taught:
+    """Write what rows of another program hold.
+
+    They are read twice: nothing is written before all are known to be right.
+    """
+    how: dict[str, Any] = {"top_k": kind.top_k, "vocabulary": kind.vocabulary}
+    how["most"] = max(1, _PART_BYTES // (8 * min(kind.top_k, kind.vocabulary)))
+    parts = samples = tokens = text = width = 0
+    for part in read_parts(files, width=None, **how):
+        parts, samples, tokens = parts + 1, samples + len(part.rows), tokens + len(part.rest)
+        text, width = text + sum(map(len, part.input_ids)), max(width, part.ids.shape[1])
+    found = kind.taught(samples=samples, tokens=tokens, text=text, width=width)
+    if kind.dry_run:
+        return found
+    digests = []
+    for path in files:
+        with path.open("rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    about = [digests, kind.top_k, kind.temperature, vocabulary_digest(kind.tokenizer), parts]
+    with TeacherOutput(kind.folder) as output:
+        todo = set(output.begin(about, {"teacher": "rows", "parts": parts, **kind.about}))
+        for number, part in enumerate(read_parts(files, width=width, **how)):
+            if number in todo:
+                output.write(number, part)
+    return found
+
+
+def _row_files(files: Sequence[str]) -> list[Path]:
+    """Return JSON Lines files by name. Raises SettingsError for what is none."""
+    paths = [Path(each).expanduser() for each in files]
+    for path in paths:
+        if not path.is_file() or path.suffix not in (".jsonl", ".ndjson"):
+            raise SettingsError(f"data_path {path}: with from_rows files of JSON Lines are read (.jsonl). Give such a file.")
+    return paths

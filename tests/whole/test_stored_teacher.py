@@ -1,0 +1,298 @@
+"""`forge teach` and `forge distill --teacher-logprobs`: the live teacher's run without the teacher."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from transformers import AutoTokenizer
+
+import forge
+import forge_data
+import forge_dist
+from forge.locking._run_lock import RunLock
+from forge.talking import _teach, _teacher_output
+from forge.tasks.items._stored_teacher import StoredTeacher
+
+from ..ranks import run_on_ranks
+from .conftest import conversations, write_rows
+from .starts import metrics
+from .verbs import assert_two_ranks_as_one, run_verb
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory, model_dir: Path, larger_model: Path) -> dict[str, Any]:
+    """Settings of a run with a live teacher."""
+    folder = tmp_path_factory.mktemp("stored")
+    write_rows(folder / "chats.jsonl", conversations(24))
+    return {
+        "model_path": str(model_dir), "teacher_path": str(larger_model),
+        "data_path": str(folder / "chats.jsonl"), "max_steps": 3, "effective_batch_size": 5, "max_tokens_per_gpu": 200,
+        "learning_rate": 1e-2, "lr_scheduler": "constant", "warmup_steps": 0, "validation_split": 0.2,
+    }  # fmt: skip
+
+
+def taught(given: dict[str, Any], output: Path, **more: Any) -> Path:
+    names = ("model_path", "teacher_path", "data_path")
+    return forge.teach(**{name: given[name] for name in names}, output=output, **{"top_k": 100_000} | more).path
+
+
+def stored(given: dict[str, Any], path: Path, **more: Any) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name != "teacher_path"} | {"teacher_logprobs": str(path)} | more
+
+
+@pytest.fixture(scope="module")
+def whole(given: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All tokens of the vocabulary, in several parts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_teach, "_PART_BYTES", 400_000)
+        path = taught(given, tmp_path_factory.mktemp("taught") / "whole")
+    assert len(list(path.glob("part_*.safetensors"))) > 1
+    return path
+
+
+@pytest.mark.parametrize("turns", ["auto", pytest.param("history", marks=pytest.mark.lane)])
+def test_equals_the_live_teacher(given: dict[str, Any], whole: Path, tmp_path: Path, turns: str) -> None:
+    """With all tokens stored the losses, held-out ones too, are those of the run with the teacher, however steps are cut."""
+    live = forge.distill(**given, turns=turns, ckpt_output_dir=tmp_path / "live")
+    for name, most in (("stored", 200), ("apart", 70)):
+        found = forge.distill(
+            **stored(given, whole, turns=turns) | {"max_tokens_per_gpu": most}, ckpt_output_dir=tmp_path / name
+        )
+        for ours, theirs in zip(metrics(found.output_dir), metrics(live.output_dir), strict=True):
+            for figure in ("loss", "kl", "eval_loss"):
+                assert (figure in ours) == (figure in theirs)
+                assert ours.get(figure, 0) == pytest.approx(theirs.get(figure, 0), rel=1e-4)
+
+
+def test_goes_on_after_a_kill(given: dict[str, Any], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that is missing is computed again, alone, and is the same; a run without it is refused."""
+    path = tmp_path / "whole"
+    shutil.copytree(whole, path)
+    lost = path / "part_00001.safetensors"
+    before = load_file(lost)
+    lost.unlink()
+    with pytest.raises(forge.SettingsError, match="part 2 of .* is missing"):
+        forge.distill(**stored(given, path), ckpt_output_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(_teach, "_PART_BYTES", 400_000)
+    lost.write_bytes((whole / lost.name).read_bytes()[:-7])
+    with pytest.raises(forge.SettingsError, match="part 2 of .* is missing or damaged"):
+        forge.distill(**stored(given, path), ckpt_output_dir=tmp_path / "run")
+    written: list[Path] = []
+    write = _teacher_output.write_part
+    monkeypatch.setattr(_teacher_output, "write_part", lambda file, *rest: (written.append(file), write(file, *rest)))
+    taught(given, path)
+    assert written == [lost]
+    after = load_file(lost)
+    assert all(np.array_equal(after[name], found) for name, found in before.items())
+    with pytest.raises(forge.SettingsError, match="from another teacher, other rows or other settings"):
+        taught(given, path, top_k=3)
+
+
+def test_one_command_at_a_time(given: dict[str, Any], whole: Path, tmp_path: Path) -> None:
+    """A directory that another command writes to, one of other files and a file are refused, and stay as they are."""
+    with RunLock(whole), pytest.raises(forge.RunDirectoryError, match="another command writes to it now"):
+        taught(given, whole)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("mine")
+    for path, message in ((tmp_path / "mine", "holds other files"), (tmp_path / "mine" / "thesis.txt", "is a file")):
+        with pytest.raises(forge.SettingsError, match=message):
+            taught(given, path)
+    assert [each.name for each in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_a_flipped_bit_is_found(given: dict[str, Any], whole: Path, tmp_path: Path) -> None:
+    """A changed log-probability ends a run that reads it, and names file and row."""
+    path = tmp_path / "whole"
+    shutil.copytree(whole, path)
+    for file in path.glob("*.safetensors"):
+        held = bytearray(file.read_bytes())
+        at = held.index(load_file(file)["logps"][0].tobytes())
+        held[at] ^= 1
+        file.write_bytes(held)
+    with pytest.raises(forge_data.StoreError, match=r"part_\d+\.safetensors: what it holds of .*chats\.jsonl:\d+ is damaged"):
+        forge.distill(**stored(given, path), ckpt_output_dir=tmp_path / "run")
+
+
+def test_rows_of_the_same_tokens(given: dict[str, Any], tmp_path: Path) -> None:
+    """Rows that differ in what is learned alone, in two files and twice in one, are learned as with the live teacher."""
+    ids = [5, 9, 40, 41, 42, 7, 30, 31]
+    labels = [[token if at in learned else -100 for at, token in enumerate(ids)] for learned in ({3}, {5, 6}, {2, 3, 7})]
+    rows = [{"input_ids": ids, "labels": each} for each in labels]
+    files = [str(write_rows(tmp_path / f"{name}.jsonl", part)) for name, part in (("a", [*rows[:2], rows[0]]), ("b", rows[1:]))]
+    more = {"data_path": files, "validation_split": 0, "max_steps": 1}
+    live = forge.distill(**given | more, ckpt_output_dir=tmp_path / "live")
+    path = taught(given | more, tmp_path / "taught")
+    found = forge.distill(**stored(given | more, path), ckpt_output_dir=tmp_path / "stored")
+    assert metrics(found.output_dir)[0]["loss"] == pytest.approx(metrics(live.output_dir)[0]["loss"], rel=1e-5)
+    wider = write_rows(tmp_path / "c.jsonl", [{"input_ids": ids, "labels": ids}])
+    with pytest.raises(forge.SettingsError, match=r"c\.jsonl:1: its token 1 is learned, .* 3 others the teacher says nothing"):
+        forge.distill(**stored(given | more, path, data_path=str(wider)), ckpt_output_dir=tmp_path / "run")
+
+
+def test_a_row_beyond_the_teachers_table(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that is longer than the teacher's table of positions is refused by name, and nothing is written."""
+    monkeypatch.setattr(forge_dist, "position_table", lambda _: 16)
+    with pytest.raises(forge.SettingsError, match=r"chats\.jsonl:\d+ has \d+ tokens, and teacher_path .* has a table of 16"):
+        taught(given, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.lane
+@pytest.mark.slow
+def test_two_ranks_are_one(given: dict[str, Any], whole: Path, tmp_path: Path) -> None:
+    """Divided over two ranks the steps and the held-out loss are those of one."""
+    assert_two_ranks_as_one("distill", stored(given, whole, strategy="ddp"), tmp_path, ("loss", "grad_norm", "kl", "eval_loss"))
+
+
+@pytest.mark.lane
+@pytest.mark.slow
+def test_two_ranks_that_share_a_row(given: dict[str, Any], whole: Path, tmp_path: Path) -> None:
+    """With cp_size=2 each rank computes the loss of a part of a row; both together are one rank's."""
+    for ranks, more in ((1, {}), (2, {"strategy": "fsdp2", "cp_size": 2})):
+        run = stored(given, whole, **more) | {"ckpt_output_dir": str(tmp_path / str(ranks))}
+        run_on_ranks(run_verb, ranks, "distill", run, joined=False)
+    one, two = metrics(tmp_path / "1"), metrics(tmp_path / "2")
+    for name in ("loss", "grad_norm", "kl", "eval_loss"):
+        found = [[line[name] for line in lines if name in line] for lines in (one, two)]
+        assert found[0]
+        assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
+def test_a_resumed_run_is_the_same(given: dict[str, Any], whole: Path, tmp_path: Path) -> None:
+    """A run of a few tokens that is left and resumed has the same losses; another directory's numbers are refused."""
+    few = taught(given, tmp_path / "few", top_k=4)
+    settings = stored(given, few, beta=0.0, teacher_rest="left_out", temperature=1.5, keep_full_state=True)
+    straight = forge.distill(**settings, ckpt_output_dir=tmp_path / "straight")
+    forge.distill(**settings | {"max_steps": 1}, ckpt_output_dir=tmp_path / "run")
+    with pytest.raises(forge.SettingsError, match="teacher_logprobs"):
+        forge.distill(**settings | {"teacher_logprobs": str(whole)}, ckpt_output_dir=tmp_path / "run")
+    forge.distill(**settings, ckpt_output_dir=tmp_path / "run")
+    losses = [
+        {line["step"]: line["loss"] for line in metrics(tmp_path / name) if "loss" in line} for name in ("straight", "run")
+    ]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 3
+    assert straight.output_dir == tmp_path / "straight"
+
+
+def test_what_is_refused(given: dict[str, Any], whole: Path, tmp_path: Path) -> None:
+    """Rows that the teacher was not asked about, or read otherwise, by row and position; and another temperature."""
+    rows = conversations(24)
+    rows[7]["messages"][-1]["content"] += " indeed"
+    for name, changed, message in (
+        ("chats", rows, r"chats\.jsonl:8: its tokens are others there: token \d+ is \d+, and the teacher read \d+"),
+        ("others", rows, r"others\.jsonl:8: the teacher was asked about \d+ samples, and this row is none"),
+    ):
+        file = tmp_path / f"{name}.jsonl"
+        write_rows(file, changed)
+        with pytest.raises(forge.SettingsError, match=message):
+            forge.distill(**stored(given, whole, data_path=str(file), validation_split=0), ckpt_output_dir=tmp_path / "run")
+    image = [{"type": "image", "url": "plum.png"}, {"type": "text", "text": "what?"}]
+    shown = write_rows(
+        tmp_path / "shown.jsonl", [*rows[:2], {"messages": [{"role": "user", "content": image}, *rows[0]["messages"][1:2]]}]
+    )
+    for more, message in (
+        ({"data_path": str(shown)}, "image"),
+        ({"train_on": "all"}, r"chats\.jsonl:\d+: its token 1 is learned, .* same train_on"),
+        ({"temperature": 2.0}, "was computed with 1"),
+        ({"add_tokens": ("<new>",)}, "another tokenizer"),
+        ({"teacher_logprobs": str(tmp_path / "none")}, "there is no teacher.json"),
+    ):
+        with pytest.raises((forge.SettingsError, forge_data.DataError), match=message):
+            forge.distill(**stored(given, whole) | more, ckpt_output_dir=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_says_its_size_beforehand(given: dict[str, Any], tmp_path: Path) -> None:
+    """A dry run writes nothing and says the size, which the files have but for their headers."""
+    said = forge.teach(**{n: given[n] for n in ("teacher_path", "data_path")}, output=tmp_path / "out", top_k=4, dry_run=True)
+    assert not (tmp_path / "out").exists()
+    assert "would write" in str(said)
+    forge.teach(**{n: given[n] for n in ("teacher_path", "data_path")}, output=tmp_path / "out", top_k=4)
+    written = sum(file.stat().st_size for file in (tmp_path / "out").glob("*.safetensors"))
+    assert said.num_bytes == pytest.approx(written, rel=0.2)
+    assert forge.dry_run("distill", **stored(given, tmp_path / "out"), ckpt_output_dir=tmp_path / "run")
+
+
+@pytest.mark.parametrize("form", ["axolotl", "vllm"])
+def test_rows_of_others(given: dict[str, Any], whole: Path, tmp_path: Path, form: str) -> None:
+    """The columns of Axolotl and vLLM hold the same numbers as what forge computed itself."""
+    store = forge_data.prepare(given["data_path"], given["model_path"], tmp_path / "store")
+    teacher = StoredTeacher(whole)
+    places, lines = teacher.places(store), []
+    for place, sample in zip(places, store, strict=True):
+        assert place is not None
+        ids, logps, _ = teacher.tokens_of(place, sample)
+        learned = np.flatnonzero(np.asarray(sample.labels) != -100)
+        tokens = sample.input_ids.tolist()
+        if form == "vllm":
+            found: list[Any] = [None] * len(tokens)
+            for at, one, many in zip(learned, ids, logps, strict=True):
+                found[at] = {str(t): {"logprob": float(p)} for t, p in zip(one[:6], many[:6], strict=True)}
+            lines.append({"prompt_token_ids": tokens, "prompt_logprobs": found})
+        else:
+            first = int(learned[0])
+            mask = [[int(at in learned)] * 6 for at in range(first, len(tokens))]
+            known = dict(zip(learned.tolist(), zip(ids, logps, strict=True), strict=True))
+            pairs = [known.get(at, (ids[0], logps[0])) for at in range(first, len(tokens))]
+            lines.append(
+                {"input_ids": tokens, "target_mask": mask}
+                | {"target_token_ids": [each[0][:6].tolist() for each in pairs]}
+                | {"target_logprobs": [each[1][:6].tolist() for each in pairs]}
+            )
+    rows = tmp_path / "rows.jsonl"
+    write_rows(rows, lines)
+    path = forge.teach(
+        data_path=str(rows), model_path=given["model_path"], from_rows=True, top_k=5, output=tmp_path / form
+    ).path
+    ours = StoredTeacher(path)
+    for place, own, sample in zip(places, ours.places(store), store, strict=True):
+        assert place is not None
+        assert own is not None
+        ids, logps, _ = teacher.tokens_of(place, sample)
+        found_ids, found_logps, rest = ours.tokens_of(own, sample)
+        assert (found_ids == ids[:, :5]).all()
+        assert np.array_equal(found_logps, logps[:, :5])
+        np.testing.assert_allclose(np.exp(rest), 1 - np.exp(logps[:, :5]).sum(1), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"input_ids": [5, 6], "logprobs": "none"}, "holds no log-probabilities"),
+        ({"input_ids": [5, 6.5], "target_token_ids": [[7]], "logprobs": [[-0.5]]}, "holds no log-probabilities"),
+        ({"input_ids": [5], "target_token_ids": [[7], [7]], "logprobs": [[-1], [-1]]}, "There are 2 entries for 1 tokens"),
+        ({"input_ids": [5, 6], "target_token_ids": [[7, 8]], "logprobs": [[-1, float("nan")]]}, "token 1: has a .* NaN"),
+        ({"input_ids": [5, 6], "target_token_ids": [[7, 8]], "logprobs": [[-0.1, -0.2]]}, "token 1: its prob.* add up to 1.72"),
+        ({"input_ids": [5, 6], "target_token_ids": [[7, 7]], "logprobs": [[-1, -1]]}, "token 1: names a token twice"),
+        ({"input_ids": [5, 6], "target_token_ids": [[99999]], "logprobs": [[-1]]}, "token 1: names a token twice, or one that"),
+        ({"prompt_token_ids": [5, 99999], "prompt_logprobs": [None, {"7": -0.5}]}, "its tokens are from 5 to 99999"),
+    ],
+)
+def test_rows_of_others_that_are_refused(row: dict[str, Any], message: str, given: dict[str, Any], tmp_path: Path) -> None:
+    """What is no distribution of this vocabulary is refused by row and token, and nothing is written."""
+    good = {"input_ids": [5, 6], "target_token_ids": [[7]], "logprobs": [[-0.5]]}
+    rows = write_rows(tmp_path / "rows.jsonl", [good, row])
+    with pytest.raises(forge.SettingsError, match=rf"rows\.jsonl:2: .*{message}"):
+        forge.teach(data_path=str(rows), model_path=given["model_path"], from_rows=True, output=tmp_path / "bad")
+    assert not (tmp_path / "bad").exists()
+
+
+def test_another_tokenizer_is_refused(given: dict[str, Any], tmp_path: Path) -> None:
+    """A teacher with other tokens is refused before it is loaded."""
+    other = tmp_path / "other"
+    shutil.copytree(given["teacher_path"], other)
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    tokenizer.add_tokens(["<more>"])
+    tokenizer.save_pretrained(other)
+    with pytest.raises(forge.SettingsError, match="other ids to tokens"):
+        taught(given | {"teacher_path": str(other)}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert json.loads((Path(given["teacher_path"]) / "config.json").read_text())["model_type"]
