@@ -108,6 +108,10 @@ def test_stretches(by_family, name, words, cuts, flags, role):
         ([QUESTION, ANSWER | {"train_detail": [entry(0, 4, False)]}, QUESTION, ANSWER | {"content": "I"}], {},
          "<|im_end|>I<|im_end|>"),
         ([QUESTION, ANSWER | {"train_detail": []}, QUESTION, ANSWER | {"content": "I"}], {}, "I<|im_end|>"),
+        ([QUESTION, ANSWER | {"train_detail": [entry(0, 4, False)]}, QUESTION, ANSWER | {"content": "I"}],
+         {"train_on": "last"}, "I<|im_end|>"),
+        ([QUESTION, ANSWER | {"train_detail": [entry(0, 4, False)]}], {"train_on": "user"},
+         "what is the capital of France<|im_end|>"),
         ([QUESTION, ANSWER | {"train_detail": [], "train": True}], {}, "Paris is the fine capital I know<|im_end|>"),
         ([QUESTION, ANSWER | {"train_detail": [entry(0, 4, True)], "train": False}, ANSWER], {},
          "Paris is the fine capital I know<|im_end|>"),
@@ -129,6 +133,26 @@ def test_reasoning_and_system_prompt(qwen3):
     said = ANSWER | {"reasoning_content": "I know", "train_detail": [entry(0, 4, True)]}
     for options in ({}, {"system_prompt": "thank you"}):
         assert "".join(learned_text(qwen3, [QUESTION, said], **options)).startswith("Paris<|im_end|>")
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "gpt-oss"])
+def test_calls_behind_stretches(family):
+    """Of a turn in stretches nothing of its calls is learned, the template's text behind them neither; the end is."""
+    call = {"type": "function", "function": {"name": "capital", "arguments": {"country": "France"}}}
+    learned = learned_text(
+        FAMILIES[family].tokenizer(), [QUESTION, ANSWER | {"tool_calls": [call], "train_detail": [entry(0, 4, True)]}]
+    )
+    assert "".join(learned) == "Paris" + {"gpt-oss": "<|call|>"}.get(family, "<|im_end|>")
+
+
+@pytest.mark.parametrize("more", [{}, {"reasoning_content": "I know"}])
+def test_an_open_block_before_stretches(more):
+    """Where the prompt opens a block of reasoning, neither that nor what closes it is learned beside stretches."""
+    tokenizer = FAMILIES["deepseek-r1-distill"].tokenizer()
+    answer = ANSWER | more
+    assert "</think>" in "".join(learned_text(tokenizer, [QUESTION, answer]))
+    partly = learned_text(tokenizer, [QUESTION, answer | {"train_detail": [entry(0, 4, True)]}])
+    assert "".join(partly) == "Paris<｜end▁of▁sentence｜>"
 
 
 @pytest.mark.parametrize(

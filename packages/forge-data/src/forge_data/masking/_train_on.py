@@ -67,7 +67,7 @@ def learned_parts(chat: Chat, train_on: str) -> list[str]:
         what = [NOTHING if role == "system" else TURN if role == "assistant" else CONTENT for role in roles]
     for index, ranges in chat.asks.items():
         # What is said of a message wins over `train_on`; stretches of which none is learned only take away.
-        if not what[index] and (ranges is None or ranges or roles[index] == "assistant"):
+        if not what[index] and (ranges is None or ranges):
             what[index] = TURN if roles[index] == "assistant" else SAID
     return [part if trains else NOTHING for part, trains in zip(what, chat.trains or [True] * len(what), strict=True)]
 
