@@ -16,6 +16,7 @@ from ..families import FAMILIES
 NAMES = ("chatml", "llama-3.1", "gemma", "qwen2.5", "zephyr")
 QUESTION = {"role": "user", "content": "what is the capital of France"}
 ANSWER = {"role": "assistant", "content": "Paris is the fine capital I know"}
+HIDDEN, SILENT = {"type": "text", "text": "Paris", "train": False}, {"type": "text", "text": " is"}
 WORDS = "what is the capital of France Paris I do not know fine thank you".split()
 
 
@@ -121,10 +122,20 @@ def test_stretches(by_family, name, words, cuts, flags, role):
          {}, " is<|im_end|>"),
         ([QUESTION, ANSWER | {"content": [{"type": "text", "text": "Paris", "weight": 0}, {"type": "text", "text": " is"}]}],
          {}, " is<|im_end|>"),
+        ([QUESTION | {"content": [HIDDEN, SILENT]}, ANSWER], {}, "Paris is the fine capital I know<|im_end|>"),
+        ([QUESTION | {"content": [HIDDEN, SILENT]}, ANSWER], {"train_on": "user"}, " is<|im_end|>"),
+        ([QUESTION | {"content": [HIDDEN, SILENT], "train": True}, ANSWER | {"train": False}], {}, " is<|im_end|>"),
+        ([QUESTION | {"content": [HIDDEN | {"train": True}, SILENT]}, ANSWER], {"train_on": "last"},
+         "Paris<|im_end|>Paris is the fine capital I know<|im_end|>"),
+        ([QUESTION, ANSWER | {"content": [HIDDEN, SILENT]}, QUESTION, ANSWER], {"train_on": "last"},
+         "Paris is the fine capital I know<|im_end|>"),
     ],
 )  # fmt: skip
 def test_what_is_learned(chatml_tokenizer, messages, options, learned):
-    """What a message says of itself wins over `train_on`; stretches without an entry are not learned, parts without are."""
+    """What a message says of itself wins over `train_on`; stretches without an entry are not learned.
+
+    A part that says nothing is learned where its message is (Axolotl's documentation: it inherits that).
+    """
     assert "".join(learned_text(chatml_tokenizer, messages, **options)) == learned
 
 

@@ -324,11 +324,11 @@ class ConversationReader:
     def _masked(self, chat: Chat, what: Sequence[str], rendered: RenderedChat, turns: Turns) -> tuple[tuple[int, int], ...]:
         """Find what is not learned of messages of which only some stretches are."""
         found: list[tuple[int, int]] = []
-        for index, ranges in chat.asks.items():
-            if ranges is None or index >= len(what) or not what[index]:
+        for index, stretches in chat.asks.items():
+            if stretches is None or index >= len(what) or not what[index]:
                 continue
             content = chat.messages[index]["content"]
-            if (masked := masked_of(rendered.trace, index, content, ranges, turns, self._ends)) is None:
+            if (masked := masked_of(rendered.trace, index, content, stretches.learned, turns, self._ends)) is None:
                 raise TemplateError(
                     f"{chat.place}: {self._template.name} does not write the content of message {index} as it stands, so which "
                     "of its characters are learned (train_detail, or train of its parts) cannot be told; use a template that "
