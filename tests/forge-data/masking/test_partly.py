@@ -16,6 +16,7 @@ from ..families import FAMILIES
 NAMES = ("chatml", "llama-3.1", "gemma", "qwen2.5", "zephyr")
 QUESTION = {"role": "user", "content": "what is the capital of France"}
 ANSWER = {"role": "assistant", "content": "Paris is the fine capital I know"}
+HIDDEN, SILENT = {"type": "text", "text": "Paris", "train": False}, {"type": "text", "text": " is"}
 WORDS = "what is the capital of France Paris I do not know fine thank you".split()
 
 
@@ -108,6 +109,10 @@ def test_stretches(by_family, name, words, cuts, flags, role):
         ([QUESTION, ANSWER | {"train_detail": [entry(0, 4, False)]}, QUESTION, ANSWER | {"content": "I"}], {},
          "<|im_end|>I<|im_end|>"),
         ([QUESTION, ANSWER | {"train_detail": []}, QUESTION, ANSWER | {"content": "I"}], {}, "I<|im_end|>"),
+        ([QUESTION, ANSWER | {"train_detail": [entry(0, 4, False)]}, QUESTION, ANSWER | {"content": "I"}],
+         {"train_on": "last"}, "I<|im_end|>"),
+        ([QUESTION, ANSWER | {"train_detail": [entry(0, 4, False)]}], {"train_on": "user"},
+         "what is the capital of France<|im_end|>"),
         ([QUESTION, ANSWER | {"train_detail": [], "train": True}], {}, "Paris is the fine capital I know<|im_end|>"),
         ([QUESTION, ANSWER | {"train_detail": [entry(0, 4, True)], "train": False}, ANSWER], {},
          "Paris is the fine capital I know<|im_end|>"),
@@ -117,10 +122,20 @@ def test_stretches(by_family, name, words, cuts, flags, role):
          {}, " is<|im_end|>"),
         ([QUESTION, ANSWER | {"content": [{"type": "text", "text": "Paris", "weight": 0}, {"type": "text", "text": " is"}]}],
          {}, " is<|im_end|>"),
+        ([QUESTION | {"content": [HIDDEN, SILENT]}, ANSWER], {}, "Paris is the fine capital I know<|im_end|>"),
+        ([QUESTION | {"content": [HIDDEN, SILENT]}, ANSWER], {"train_on": "user"}, " is<|im_end|>"),
+        ([QUESTION | {"content": [HIDDEN, SILENT], "train": True}, ANSWER | {"train": False}], {}, " is<|im_end|>"),
+        ([QUESTION | {"content": [HIDDEN | {"train": True}, SILENT]}, ANSWER], {"train_on": "last"},
+         "Paris<|im_end|>Paris is the fine capital I know<|im_end|>"),
+        ([QUESTION, ANSWER | {"content": [HIDDEN, SILENT]}, QUESTION, ANSWER], {"train_on": "last"},
+         "Paris is the fine capital I know<|im_end|>"),
     ],
 )  # fmt: skip
 def test_what_is_learned(chatml_tokenizer, messages, options, learned):
-    """What a message says of itself wins over `train_on`; stretches without an entry are not learned, parts without are."""
+    """What a message says of itself wins over `train_on`; stretches without an entry are not learned.
+
+    A part that says nothing is learned where its message is (Axolotl's documentation: it inherits that).
+    """
     assert "".join(learned_text(chatml_tokenizer, messages, **options)) == learned
 
 
@@ -129,6 +144,26 @@ def test_reasoning_and_system_prompt(qwen3):
     said = ANSWER | {"reasoning_content": "I know", "train_detail": [entry(0, 4, True)]}
     for options in ({}, {"system_prompt": "thank you"}):
         assert "".join(learned_text(qwen3, [QUESTION, said], **options)).startswith("Paris<|im_end|>")
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "gpt-oss"])
+def test_calls_behind_stretches(family):
+    """Of a turn in stretches nothing of its calls is learned, the template's text behind them neither; the end is."""
+    call = {"type": "function", "function": {"name": "capital", "arguments": {"country": "France"}}}
+    learned = learned_text(
+        FAMILIES[family].tokenizer(), [QUESTION, ANSWER | {"tool_calls": [call], "train_detail": [entry(0, 4, True)]}]
+    )
+    assert "".join(learned) == "Paris" + {"gpt-oss": "<|call|>"}.get(family, "<|im_end|>")
+
+
+@pytest.mark.parametrize("more", [{}, {"reasoning_content": "I know"}])
+def test_an_open_block_before_stretches(more):
+    """Where the prompt opens a block of reasoning, neither that nor what closes it is learned beside stretches."""
+    tokenizer = FAMILIES["deepseek-r1-distill"].tokenizer()
+    answer = ANSWER | more
+    assert "</think>" in "".join(learned_text(tokenizer, [QUESTION, answer]))
+    partly = learned_text(tokenizer, [QUESTION, answer | {"train_detail": [entry(0, 4, True)]}])
+    assert "".join(partly) == "Paris<｜end▁of▁sentence｜>"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from forge_data._errors import DataError
 from forge_data._media import ONE, Kind, Media
 from forge_data._media_values import from_base64, media_of
 from forge_data._values import MESSAGE_ROLES as ROLES, checked_text, describe, from_json, nearest, string
-from forge_data.formats._samples import Message, Ranges
+from forge_data.formats._samples import Message, Stretches
 from forge_data.formats._tool_calls import checked_calls
 from forge_data.formats._train_detail import DETAIL, LEARNED, detail_of, flags_of_parts, without_flags
 from forge_data.formats._unread import is_empty, unread
@@ -73,7 +73,7 @@ class Turns(NamedTuple):
     media: tuple[Media, ...] = ()
     """One for each part that is a medium, in order; one without path and bytes stands for one that the row gives
     elsewhere."""
-    asks: Mapping[int, Ranges | None] = MappingProxyType({})
+    asks: Mapping[int, Stretches | None] = MappingProxyType({})
     """As of a `Chat`."""
 
 
@@ -82,7 +82,7 @@ class _Given:
     """What messages say of their own learning, by index."""
 
     weights: dict[int, float] = attrs.field(factory=dict)
-    asks: dict[int, Ranges | None] = attrs.field(factory=dict)
+    asks: dict[int, Stretches | None] = attrs.field(factory=dict)
 
 
 def checked_messages(place: str, field: str, value: object, *, media: bool = False) -> Turns:
@@ -147,20 +147,20 @@ def _checked_message(
             kept[name] = checked_calls(place, f"{field}.{name}", item)
         elif name not in LEARNED:
             kept[name] = string(place, f"{field}.{name}", item)
-    ranges = flags_of_parts(place, f"{field}.content", message.get("content"), kept["content"])
-    if DETAIL in more:
-        if ranges is not None:
-            raise DataError(f"{place}: field {field} has {DETAIL}, and parts of its content say train too; keep one of them")
-        ranges = detail_of(place, f"{field}.{DETAIL}", more[DETAIL], kept["content"])
     asks = more.get("train") is True
+    stretches = flags_of_parts(place, f"{field}.content", message.get("content"), kept["content"], whole=asks)
+    if DETAIL in more:
+        if stretches is not None:
+            raise DataError(f"{place}: field {field} has {DETAIL}, and parts of its content say train too; keep one of them")
+        stretches = Stretches(detail_of(place, f"{field}.{DETAIL}", more[DETAIL], kept["content"]))
     weight = _weight(place, field, str(role), more)
-    if ranges == () and DETAIL in more and not from_json(more[DETAIL]):
+    if DETAIL in more and not from_json(more[DETAIL]):
         # As in Axolotl: no stretch is learned, unless the message says that all of it is.
-        ranges, weight = None, weight if asks else 0.0
+        stretches, weight = None, weight if asks else 0.0
     if weight is not None:
         given.weights[index] = weight
-    if asks or ranges is not None:
-        given.asks[index] = ranges
+    if asks or stretches is not None:
+        given.asks[index] = stretches
     return kept
 
 

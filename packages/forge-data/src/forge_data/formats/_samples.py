@@ -1,7 +1,7 @@
 """Types of what a row becomes: `Sample` once it is read, `Encoded` once it is tokenised."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 
@@ -14,6 +14,15 @@ if TYPE_CHECKING:
 
 Ranges = tuple[tuple[int, int], ...]
 """Stretches [start, stop) of a text, in characters, in order."""
+
+
+class Stretches(NamedTuple):
+    """What a message says of stretches of its content."""
+
+    learned: Ranges
+    as_message: Ranges = ()
+    """Those that say nothing: learned where the message is learned without them."""
+
 
 Message = dict[str, Any]
 """One turn as the chat template gets it: role, content (string or None), reasoning_content, tool_calls, ..."""
@@ -30,7 +39,7 @@ class Chat:
     """Messages before this one are the prompt of a row and never learned under `assistant` or `last`."""
     trains: tuple[bool, ...] | None = None
     """One per message, false where it has `train: false` or `weight: 0`; None where no message has either."""
-    asks: Mapping[int, Ranges | None] = attrs.field(factory=dict)
+    asks: Mapping[int, Stretches | None] = attrs.field(factory=dict)
     """Messages that say of themselves what is learned of them: the learned stretches of the content, or None for all of it."""
     unmask: bool = False
     """Flag of instructlab's rows: learn everything but system messages."""

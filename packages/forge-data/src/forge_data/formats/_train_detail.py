@@ -1,7 +1,7 @@
 """`train_detail` of a message, or `train` of its parts → learned stretches of its content.
 
 `train_detail` is Axolotl's: a list of `begin_offset`, `end_offset` (the last character, itself included) and `train`. Of such a
-message what no entry covers is not learned; of parts, one that says nothing is.
+message what no entry covers is not learned; a part that says nothing is learned where the message is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 from forge_data._errors import DataError
 from forge_data._media import Media
 from forge_data._values import describe, from_json
-from forge_data.formats._samples import Ranges
+from forge_data.formats._samples import Ranges, Stretches
 
 DETAIL = "train_detail"
 LEARNED = ("train", "weight", "loss", "loss_scale", DETAIL)
@@ -60,8 +60,8 @@ def _entry(place: str, field: str, entry: object, length: int) -> tuple[int, int
     return start, last, entry["train"]
 
 
-def flags_of_parts(place: str, field: str, given: Any, content: Any) -> Ranges | None:
-    """Read `train` (or `weight`, 0 or 1) of a content's parts as learned stretches.
+def flags_of_parts(place: str, field: str, given: Any, content: Any, *, whole: bool) -> Stretches | None:
+    """Read `train` (or `weight`, 0 or 1) of a content's parts as stretches.
 
     None where no part has one.
 
@@ -70,6 +70,7 @@ def flags_of_parts(place: str, field: str, given: Any, content: Any) -> Ranges |
         field: of the content.
         given: the content as the row has it.
         content: what it became.
+        whole: whether the message says itself that it is learned.
 
     Raises:
         DataError: a content with media.
@@ -79,10 +80,10 @@ def flags_of_parts(place: str, field: str, given: Any, content: Any) -> Ranges |
         return None
     if not isinstance(content, str):
         raise DataError(f"{place}: field {field} has parts that say train beside media; leave train out of them")
-    learned: list[bool] = []
+    says: list[bool | None] = []
     for part, flag in zip(given, flags, strict=True):
-        learned += [flag is not False] * len(part["text"])
-    return _ranges(learned)
+        says += [whole or None if flag is None else flag] * len(part["text"])
+    return Stretches(_ranges([each is True for each in says]), _ranges([each is None for each in says]))
 
 
 def without_flags(place: str, field: str, parts: Sequence[Any]) -> list[Any]:
@@ -107,13 +108,13 @@ def without_flags(place: str, field: str, parts: Sequence[Any]) -> list[Any]:
     return found
 
 
-def check_without_media(place: str, asks: Mapping[int, Ranges | None], media: Sequence[Media]) -> None:
+def check_without_media(place: str, asks: Mapping[int, Stretches | None], media: Sequence[Media]) -> None:
     """Refuse stretches in a row with media, whose placeholders change where characters are.
 
     Raises:
         DataError: naming the message.
     """
-    found = next((index for index, ranges in asks.items() if ranges is not None), None)
+    found = next((index for index, stretches in asks.items() if stretches is not None), None)
     if media and found is not None:
         raise DataError(
             f"{place}: message {found} says of stretches of its text whether they are learned, and the row has media, beside "

@@ -57,8 +57,8 @@ def learned_turns(chat: Chat, train_on: str) -> tuple[bool, ...]:
     if train_on == "last" and True in turns:
         last = max(index for index, message in enumerate(chat.messages) if message["role"] == "assistant")
         turns = [learned and index == last for index, learned in enumerate(turns)]
-    for index, ranges in chat.asks.items():
-        turns[index] = trains[index] and (turns[index] or ranges is None or bool(ranges))
+    for index, stretches in chat.asks.items():
+        turns[index] = trains[index] and (turns[index] or stretches is None or bool(stretches.learned))
     return tuple(turns)
 
 

@@ -36,6 +36,10 @@ class TurnEnds:
         """Tell whether a text has a special token that may end any turn."""
         return self._stop.search(text) is not None
 
+    def place(self, text: str) -> int:
+        """Return where the last token that may end a turn begins; the end of a text without one."""
+        return max((found.start() for found in self._stop.finditer(text)), default=len(text))
+
     def leading(self, text: str) -> tuple[str, int]:
         """Return the token that a text begins with, blanks aside, and where it ends; else ("", 0)."""
         found = self._token.match(text, len(text) - len(text.lstrip()))

@@ -252,7 +252,8 @@ class ConversationReader:
         except UnclearError as error:
             self._refuse(chat, error.index, error.why, error)
         made = self._made(chat, what, alone, turns, arguments, ONE_A_TURN)
-        return made if asked is None or block is None else _behind(made, len(asked.prompt), block)
+        partly = chat.asks.get(index) is not None
+        return made if asked is None or block is None else _behind(made, len(asked.prompt), block, partly=partly)
 
     def _in_history(self, chat: Chat, what: Sequence[str], learned: list[int], rendered: RenderedChat) -> Conversation:
         """Make one text in any case, and note turns that are not as they are asked for."""
@@ -323,10 +324,11 @@ class ConversationReader:
     def _masked(self, chat: Chat, what: Sequence[str], rendered: RenderedChat, turns: Turns) -> tuple[tuple[int, int], ...]:
         """Find what is not learned of messages of which only some stretches are."""
         found: list[tuple[int, int]] = []
-        for index, ranges in chat.asks.items():
-            if ranges is None or index >= len(what) or not what[index]:
+        for index, stretches in chat.asks.items():
+            if stretches is None or index >= len(what) or not what[index]:
                 continue
-            if (masked := masked_of(rendered.trace, index, chat.messages[index]["content"], ranges, turns)) is None:
+            content = chat.messages[index]["content"]
+            if (masked := masked_of(rendered.trace, index, content, stretches.learned, turns, self._ends)) is None:
                 raise TemplateError(
                     f"{chat.place}: {self._template.name} does not write the content of message {index} as it stands, so which "
                     "of its characters are learned (train_detail, or train of its parts) cannot be told; use a template that "
@@ -370,19 +372,23 @@ class ConversationReader:
         ) from error
 
 
-def _behind(made: Conversation, at: int, block: Block) -> Conversation:
-    """Put the block that ends a turn's prompt, and what closes it, before the answer at `at`."""
+def _behind(made: Conversation, at: int, block: Block, *, partly: bool) -> Conversation:
+    """Put the block that ends a turn's prompt, and what closes it, before the answer at `at`.
+
+    Of a turn that is learned `partly` only stretches of its content are, and not what closes the block.
+    """
     start, added = at - len(block.instead), block.text + block.closing
     size = len(added) - len(block.instead)
     spans = [[max(place, at) + size for place in span] for span in made.spans]
     for span in spans if block.closing else ():
         # The model writes the end of the block too.
         span[0] = span[1] = start + len(block.text)
+    closing = ((start + len(block.text), start + len(added)),) if partly and block.closing else ()
     return attrs.evolve(
         made,
         text=made.text[:start] + added + made.text[at:],
         spans=[Span(*span) for span in spans],
-        masked=tuple((max(begin, at) + size, max(stop, at) + size) for begin, stop in made.masked),
+        masked=(*closing, *((max(begin, at) + size, max(stop, at) + size) for begin, stop in made.masked)),
         runs=[(begin + size * (begin > start), stop + size * (stop > start), owner) for begin, stop, owner in made.runs],
         forms=(*made.forms, _BEHIND_OPEN if block.closing else _BEHIND_EMPTY),
     )

@@ -2,10 +2,13 @@
 
 from forge_data.chat_template._trace import Trace
 from forge_data.formats._samples import Ranges
+from forge_data.masking._as_prompted import TurnEnds
 from forge_data.masking._spans import Turns
 
 
-def masked_of(trace: Trace, index: int, content: str | None, ranges: Ranges, turns: Turns) -> list[tuple[int, int]] | None:
+def masked_of(
+    trace: Trace, index: int, content: str | None, ranges: Ranges, turns: Turns, ends: TurnEnds
+) -> list[tuple[int, int]] | None:
     """Return the characters [start, stop) of a message's learned spans that are not learned.
 
     All that it says but the stretches: reasoning and calls too, and not the token that ends it. A token that holds a character
@@ -17,6 +20,7 @@ def masked_of(trace: Trace, index: int, content: str | None, ranges: Ranges, tur
         content: its content, as the row has it.
         ranges: the learned stretches of that.
         turns: the learned spans.
+        ends: what ends a turn.
 
     Returns:
         None where the text does not say which of its characters are those of the content.
@@ -36,6 +40,9 @@ def masked_of(trace: Trace, index: int, content: str | None, ranges: Ranges, tur
         each[:2] for each in written
     ]:
         at, end = start, max((last for _, last, _, _ in own if start < last <= stop), default=start)
+        if any(leaf.field.startswith("tool_calls") for _, _, leaf, _ in own):
+            # What the template writes behind the last word of a call is the call's.
+            end += ends.place(trace.text[end:stop])
         for first, last in sorted(learned):
             if start <= first and last <= end:
                 masked.append((at, first))

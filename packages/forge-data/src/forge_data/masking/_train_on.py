@@ -4,7 +4,7 @@ import attrs
 
 from forge_data._errors import DataError
 from forge_data._values import MESSAGE_ROLES
-from forge_data.formats._samples import Chat
+from forge_data.formats._samples import Chat, Stretches
 
 TURN = "turn"
 """Everything that the model has to write: answer, reasoning and tool calls, through the token that ends the turn."""
@@ -48,12 +48,38 @@ def learned_parts(chat: Chat, train_on: str) -> list[str]:
         raise DataError(
             f"{chat.place}: message {index} is marked as not to be trained, and `train_on` is 'all'; take out one of the two"
         )
-    detailed = next((index for index, ranges in chat.asks.items() if ranges is not None), None)
+    detailed = next((index for index, stretches in chat.asks.items() if stretches is not None), None)
     if train_on == "all" and detailed is not None:
         raise DataError(
             f"{chat.place}: message {detailed} says of stretches of its text whether they are learned, and `train_on` is "
             "'all'; take out one of the two"
         )
+    what, roles = _without_asking(chat, train_on), [message["role"] for message in chat.messages]
+    for index, stretches in chat.asks.items():
+        # What is said of a message wins over `train_on`; stretches of which none is learned only take away.
+        if not what[index] and (stretches is None or stretches.learned):
+            what[index] = TURN if roles[index] == "assistant" else SAID
+    return [part if trains else NOTHING for part, trains in zip(what, chat.trains or [True] * len(what), strict=True)]
+
+
+def with_stretches(chat: Chat, train_on: str) -> Chat:
+    """Settle for each stretch that says nothing whether it is learned: where its message is without it."""
+    if not any(stretches is not None and stretches.as_message for stretches in chat.asks.values()):
+        return chat
+    what = _without_asking(chat, train_on)
+    return attrs.evolve(
+        chat,
+        asks={
+            index: stretches
+            if stretches is None
+            else Stretches((*stretches.learned, *stretches.as_message) if what[index] else stretches.learned)
+            for index, stretches in chat.asks.items()
+        },
+    )
+
+
+def _without_asking(chat: Chat, train_on: str) -> list[str]:
+    """Return what `train_on` and `unmask` have learned of each message, whatever messages say of themselves."""
     roles = [message["role"] for message in chat.messages]
     answers = [index for index in range(chat.first_completion, len(roles)) if roles[index] == "assistant"]
     what = [NOTHING] * len(roles)
@@ -65,11 +91,7 @@ def learned_parts(chat: Chat, train_on: str) -> list[str]:
             what[index] = SAID
     if chat.unmask:
         what = [NOTHING if role == "system" else TURN if role == "assistant" else CONTENT for role in roles]
-    for index, ranges in chat.asks.items():
-        # What is said of a message wins over `train_on`; stretches of which none is learned only take away.
-        if not what[index] and (ranges is None or ranges or roles[index] == "assistant"):
-            what[index] = TURN if roles[index] == "assistant" else SAID
-    return [part if trains else NOTHING for part, trains in zip(what, chat.trains or [True] * len(what), strict=True)]
+    return what
 
 
 def answer_alone(chat: Chat) -> Chat:
@@ -78,9 +100,9 @@ def answer_alone(chat: Chat) -> Chat:
     Raises:
         DataError: a message of another role asks to be learned, or a message only in part.
     """
-    for index, ranges in chat.asks.items():
-        if ranges is not None or chat.messages[index]["role"] != "assistant":
-            what = "train: true" if ranges is None else "which stretches of its text are learned"
+    for index, stretches in chat.asks.items():
+        if stretches is not None or chat.messages[index]["role"] != "assistant":
+            what = "train: true" if stretches is None else "which stretches of its text are learned"
             raise DataError(
                 f"{chat.place}: message {index} (role {chat.messages[index]['role']}) says {what}, and of a preference or a "
                 "rated answer the answer alone is learned, all of it; take that out"

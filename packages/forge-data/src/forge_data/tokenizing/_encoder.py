@@ -22,7 +22,7 @@ from forge_data.masking._frames import Frame
 from forge_data.masking._layouts import allows
 from forge_data.masking._loss_mask import Span, trained_in_order, trained_tokens
 from forge_data.masking._segments import segments
-from forge_data.masking._train_on import answer_alone, learned_parts
+from forge_data.masking._train_on import answer_alone, learned_parts, with_stretches
 from forge_data.media._load import load_processor
 from forge_data.media._processor import ModelProcessor
 from forge_data.tokenizing._batch_tokenizer import BatchTokenizer, Tokenised
@@ -247,7 +247,7 @@ class Encoder:
                 return [_Done(self._tokens(part))]
             case Chat():
                 whole = self._train_on == "all"
-                what = learned_parts(part, self._train_on)
+                what, part = learned_parts(part, self._train_on), with_stretches(part, self._train_on)
                 roles = [message["role"] for message in part.messages]
                 weights = weights_of(part)
                 written, made = next(rendered), list[_Done | _Job]()
