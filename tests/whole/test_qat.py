@@ -140,7 +140,7 @@ def test_two_ranks_train_what_one_process_does(way: str, given: dict[str, Any], 
         assert figures[0] == pytest.approx(figures[1], rel=1e-6), name
     one, other = (AutoModelForCausalLM.from_pretrained(path) for path in (found[0]["model_dir"], alone.model_dir))
     for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -173,8 +173,9 @@ def test_its_memory_is_planned(
         # But for the norms, and in a short measurement with what the rounding itself takes.
         assert 0.95 * parts["weights"] < parts["unrounded"] < 1.2 * parts["weights"]
     assert not phases["saving"]["parts"].get("unrounded")
-    two = forge.dry_run("sft", **{**given, "strategy": "fsdp2", "ckpt_output_dir": str(tmp_path / "dry")}, machine="2x24GB")
-    assert "save_dtype=float32" in two
+    given |= {"strategy": "fsdp2", "ckpt_output_dir": str(tmp_path / "dry")}
+    two = {phase["name"]: phase for phase in forge.dry_run("sft", **given, machine="2x24GB").memory["phases"]}
+    assert two["step"]["parts"]["unrounded"] == pytest.approx(phases["step"]["parts"]["unrounded"] / 2, rel=0.02)
 
 
 @pytest.mark.parametrize(

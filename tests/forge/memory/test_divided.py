@@ -29,9 +29,9 @@ def planned(
     ("run", "found"),
     [
         (planned("ddp"), {}),
-        (planned("fsdp2"), {"weights": 4, "gradients": 4, "optimizer": 4}),
-        (planned("hsdp", shard_size=2), {"weights": 2, "gradients": 2, "optimizer": 2}),
-        (planned("fsdp2", frozen=True), {"weights": 4}),
+        (planned("fsdp2"), {"weights": 4, "unrounded": 4, "gradients": 4, "optimizer": 4}),
+        (planned("hsdp", shard_size=2), {"weights": 2, "unrounded": 2, "gradients": 2, "optimizer": 2}),
+        (planned("fsdp2", frozen=True), {"weights": 4, "unrounded": 4}),
         (planned("zero2", frozen=True), {"gradients": 4, "optimizer": 4}),
     ],
 )
