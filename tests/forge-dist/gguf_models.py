@@ -34,6 +34,7 @@ MODELS = {
     "qwen2_moe": lambda vocabulary: transformers.Qwen2MoeConfig(
         vocab_size=vocabulary, shared_expert_intermediate_size=64, **EXPERTS, **SIZES
     ),
+    "olmo2": lambda vocabulary: transformers.Olmo2Config(vocab_size=vocabulary, **SIZES),
     "qwen3_moe": lambda vocabulary: transformers.Qwen3MoeConfig(
         vocab_size=vocabulary, head_dim=32, norm_topk_prob=True, tie_word_embeddings=True, **EXPERTS, **SIZES
     ),

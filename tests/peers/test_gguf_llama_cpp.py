@@ -36,6 +36,7 @@ RULES = {
     "qwen3": "gpt-2",
     "qwen2_moe": "qwen2",
     "qwen3_moe": "qwen2",
+    "olmo2": "smaug-bpe",
 }
 """Kind of model → the rule by which its tokenizer cuts text."""
 

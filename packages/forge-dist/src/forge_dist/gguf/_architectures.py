@@ -106,6 +106,7 @@ ARCHITECTURES = {
         | {"head_dim": _quotient, "norm_topk_prob": False, "qkv_bias": True, "tie_word_embeddings": False},
         parts=_EXPERT_PARTS | {"mlp.shared_expert_gate.weight": {"ffn_gate_inp_shexp.weight": _row}},
     ),
+    "olmo2": Architecture(name="olmo2", assumed=_PLAIN | {"head_dim": _quotient, "tie_word_embeddings": False}),
     "qwen3_moe": Architecture(
         name="qwen3moe",
         integers=_EXPERTS,
