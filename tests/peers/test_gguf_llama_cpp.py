@@ -37,6 +37,8 @@ RULES = {
     "qwen2_moe": "qwen2",
     "qwen3_moe": "qwen2",
     "olmo2": "smaug-bpe",
+    "granite": "smollm",
+    "smollm3": "llama-bpe",
 }
 """Kind of model → the rule by which its tokenizer cuts text."""
 
