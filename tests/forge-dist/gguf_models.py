@@ -34,6 +34,17 @@ MODELS = {
     "qwen2_moe": lambda vocabulary: transformers.Qwen2MoeConfig(
         vocab_size=vocabulary, shared_expert_intermediate_size=64, **EXPERTS, **SIZES
     ),
+    "granite": lambda vocabulary: transformers.GraniteConfig(
+        vocab_size=vocabulary,
+        attention_multiplier=0.3,
+        embedding_multiplier=3,
+        residual_multiplier=0.7,
+        logits_scaling=2.0,
+        tie_word_embeddings=True,
+        **SIZES,
+    ),
+    "smollm3": lambda vocabulary: transformers.SmolLM3Config(vocab_size=vocabulary, **SIZES | {"num_hidden_layers": 5}),
+    "olmo2": lambda vocabulary: transformers.Olmo2Config(vocab_size=vocabulary, **SIZES),
     "qwen3_moe": lambda vocabulary: transformers.Qwen3MoeConfig(
         vocab_size=vocabulary, head_dim=32, norm_topk_prob=True, tie_word_embeddings=True, **EXPERTS, **SIZES
     ),

@@ -36,6 +36,9 @@ RULES = {
     "qwen3": "gpt-2",
     "qwen2_moe": "qwen2",
     "qwen3_moe": "qwen2",
+    "olmo2": "smaug-bpe",
+    "granite": "smollm",
+    "smollm3": "llama-bpe",
 }
 """Kind of model → the rule by which its tokenizer cuts text."""
 

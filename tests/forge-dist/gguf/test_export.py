@@ -169,7 +169,7 @@ def test_what_is_written_can_be_put_back(tmp_path, name):
     found = other.state_dict()
     assert all(torch.equal(found[key], tensor) for key, tensor in model.state_dict().items())
     query = model.state_dict()["model.layers.0.self_attn.q_proj.weight"]
-    assert torch.equal(there["blk.0.attn_q.weight"].values(), query) is (arch.name != "llama")
+    assert torch.equal(there["blk.0.attn_q.weight"].values(), query) is not arch.neighbours
 
 
 def test_a_byte_that_differs_is_found(tmp_path):
@@ -241,6 +241,14 @@ def test_nothing_is_written_over(tmp_path):
                 transformers.Qwen3MoeConfig(**c, norm_topk_prob=True, decoder_sparse_step=2)
             ),
             "decoder_sparse_step=2",
+        ),
+        (
+            lambda c: transformers.SmolLM3ForCausalLM(transformers.SmolLM3Config(**c, no_rope_layer_interval=1)),
+            r"no_rope_layers=\[0\]",
+        ),
+        (
+            lambda c: transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**c, tie_word_embeddings=True)),
+            "tie_word_embeddings",
         ),
     ],
 )

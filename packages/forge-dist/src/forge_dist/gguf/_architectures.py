@@ -24,6 +24,9 @@ class Architecture:
     integers: Mapping[str, str] = attrs.field(factory=dict)
     """GGUF's key → the configuration's setting, beside those of `INTEGERS`."""
 
+    floats: Mapping[str, str] = attrs.field(factory=dict)
+    """The same, beside those of `FLOATS`."""
+
     assumed: Mapping[str, Any]
     """Setting → the value with which readers compute without being told; a function is given the configuration."""
 
@@ -61,6 +64,10 @@ def head_dim(config: Any) -> int:
 
 def _quotient(config: Any) -> float:
     return config.hidden_size / config.num_attention_heads
+
+
+def _three_of_four(config: Any) -> list[int]:
+    return [int((layer + 1) % 4 != 0) for layer in range(config.num_hidden_layers)]
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -106,6 +113,23 @@ ARCHITECTURES = {
         | _EXPERTS_EVERYWHERE
         | {"head_dim": _quotient, "norm_topk_prob": False, "qkv_bias": True, "tie_word_embeddings": False},
         parts=_EXPERT_PARTS | {"mlp.shared_expert_gate.weight": {"ffn_gate_inp_shexp.weight": _row}},
+    ),
+    "granite": Architecture(
+        name="granite",
+        floats={
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+        assumed=_PLAIN,
+        neighbours=True,
+    ),
+    "olmo2": Architecture(name="olmo2", assumed=_PLAIN | {"head_dim": _quotient, "tie_word_embeddings": False}),
+    "smollm3": Architecture(
+        name="smollm3",
+        assumed=_PLAIN | {"no_rope_layers": _three_of_four},
+        neighbours=True,
     ),
     "qwen3_moe": Architecture(
         name="qwen3moe",

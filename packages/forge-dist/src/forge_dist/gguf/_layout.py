@@ -66,7 +66,7 @@ def model_fields(config: Any, arch: Architecture) -> dict[str, Any]:
         "attention.key_length": width,
         "attention.value_length": width,
         **{key: int(getattr(config, name)) for key, name in (INTEGERS | dict(arch.integers)).items()},
-        **{key: float(getattr(config, name)) for key, name in FLOATS.items()},
+        **{key: float(getattr(config, name)) for key, name in (FLOATS | dict(arch.floats)).items()},
         **rotary_fields(config, arch),
     }
     described = {f"{arch.name}.{key}": value for key, value in fields.items()}

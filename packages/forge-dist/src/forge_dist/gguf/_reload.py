@@ -78,12 +78,13 @@ def _by_table(path: Path, model: "PreTrainedModel", contents: Contents, arch: Ar
 
     begin = f"{arch.name}."
     fields = {key.removeprefix(begin): value for key, value in contents.fields.items() if key.startswith(begin)}
-    settings = {name: fields[key] for key, name in (INTEGERS | dict(arch.integers) | FLOATS).items()}
+    settings = {name: fields[key] for key, name in (INTEGERS | FLOATS | dict(arch.integers) | dict(arch.floats)).items()}
     settings |= {
         "max_position_embeddings": fields["context_length"],
         "head_dim": fields["attention.key_length"],
         "tie_word_embeddings": "output.weight" not in contents.tensors,
         "rope_parameters": rotary_parameters(fields),
+        "pad_token_id": None,  # a class's own may be no row of this model's embedding
     }
     read = SimpleNamespace(**settings)
     for name, value in arch.assumed.items():
