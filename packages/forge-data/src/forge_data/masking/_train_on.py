@@ -63,7 +63,7 @@ def learned_parts(chat: Chat, train_on: str) -> list[str]:
 
 
 def with_stretches(chat: Chat, train_on: str) -> Chat:
-    """Settle for each stretch that says nothing whether it is learned: where its message is without it."""
+    """Settle whether stretches that say nothing are learned: where their message is without them."""
     if not any(stretches is not None and stretches.as_message for stretches in chat.asks.values()):
         return chat
     what = _without_asking(chat, train_on)

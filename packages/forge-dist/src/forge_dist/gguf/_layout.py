@@ -108,7 +108,11 @@ def gguf_tensors(model: "PreTrainedModel", arch: Architecture, where: Path) -> d
 
 
 def names_in_file(model: "PreTrainedModel", arch: Architecture, where: Path) -> dict[str, Mapping[str, View]]:
-    """Return the model's name of each tensor → GGUF's, with the part that it holds; errors as of `gguf_tensors`."""
+    """Return the model's name of each tensor → GGUF's, each with the part that it holds.
+
+    Raises:
+        ModelError: as `gguf_tensors`.
+    """
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     kind = next(key for key, name in MODEL_ARCH_NAMES.items() if name == arch.name)
