@@ -16,6 +16,7 @@ from ..pictured import pixels, png
 pytestmark = pytest.mark.together
 
 ANSWER = {"role": "assistant", "content": "a cat"}
+MARKS = ("<image>", "<image_soft_token>")
 MESSAGES = [{"role": "user", "content": "<image>what is in the picture?"}, ANSWER]
 
 
@@ -181,6 +182,39 @@ def test_a_mark_without_images(model):
         ("image_mark_in_text", row, "messages[0].content") for row in (0, 1)
     ]
     assert {each.rule for each in lint(rows[:2], model).findings} == {"duplicate_row"}
+
+
+TEXTS = [
+    ({"prompt": "a {} b", "completion": "c"}, "prompt"),
+    ({"prompt": "a", "completion": "b {} c"}, "completion"),
+    ({"prompt": "a {}", "chosen": "b", "rejected": "c"}, "prompt"),
+    ({"prompt": "a", "chosen": "b", "rejected": "{} c"}, "rejected"),
+    ({"prompt": "{} a", "completion": "b", "label": True}, "prompt"),
+    ({"text": "{} a"}, "text"),
+]
+
+
+@pytest.mark.parametrize(("row", "field"), TEXTS)
+def test_a_mark_and_a_token_in_rows_of_text(row, field, model):
+    """As in messages, and at the ends of a text too, where marks of turns are meant: a mark is said, a token stops."""
+    said = [{name: value.format(mark) if name == field else value for name, value in row.items()} for mark in MARKS]
+    mark, token = (next(iter(lint([each], model, media=True).findings)) for each in said)
+    assert (mark.rule, mark.severity, mark.field) == ("image_mark_in_text", "warn", field)
+    assert (token.rule, token.severity, token.field) == ("special_token_in_text", "stop", field)
+    assert not lint(said[:1], model).findings
+    if field == "prompt":
+        given = said[0] | {"image": pixels(0)}
+        assert not lint([given], model, media=True).findings
+
+
+def test_a_prompt_that_has_a_text(model, tmp_path):
+    """The first one without images that says it, in a text or in messages, and not in its other fields."""
+    asked = [{"role": "user", "content": [{"type": "text", "text": "a <video> b"}]}]
+    rows = [{"prompt": "a", "answer": "<image>"}, {"prompt": "<image> b", "images": [pixels(0)]}, {"prompt": "<image>"}]
+    rows += [{"prompt": asked}, {"prompt": [{"role": "user", "content": "<audio>"}]}]
+    store = prepare_prompts(rows, model, tmp_path / "store", media=True)
+    assert [store.first_with(f"<{kind}>") for kind in ("image", "video", "audio", "box")] == [2, 3, 4, None]
+    assert store[3:].first_with("<audio>") == 1
 
 
 def test_less_than_a_person_sees(model, tmp_path):

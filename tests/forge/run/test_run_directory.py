@@ -16,7 +16,7 @@ import pytest
 
 import forge_dist
 from forge import RunDirectoryError, RunTakenOverError, RunWriteError, SettingsError, _clock
-from forge.reports._record import active_seconds
+from forge.reports._record import active_seconds, device_seconds
 from forge.run._run_directory import RunDirectory
 from forge.saving._directories import remove_at_once
 
@@ -219,6 +219,33 @@ def test_a_clock_that_went_back_between_two_starts(tmp_path: Path, monkeypatch: 
         out.log("begins", event="started")
     (begins,) = [json.loads(line) for line in (tmp_path / "another" / "events.jsonl").read_text().splitlines()]
     assert begins["time"] < events[0]["time"], "another run of the process has the machine's own time"
+
+
+@pytest.mark.parametrize("last", ["9999-12-31T23:59:59.999999+00:00", "9999-12-31T23:59:59-11:00", "9999-12-31T23:59:58+00:00"])
+def test_a_clock_that_was_at_the_end_of_time(last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start whose clock stood in the year 9999 ends no later one, and adds no more hours than it took."""
+    monkeypatch.setattr(_clock, "_shift", 0.0)
+    with RunDirectory(tmp_path / "run") as out:
+        out.publish("seed: 1\n")
+        out.log("begins", event="machine", ranks=1, device="cpu")
+        out.log("begins", event="started")
+    ahead = [{"time": "9999-12-31T00:00:00+00:00", "event": "machine", "ranks": 1, "device": "cpu"}]
+    ahead += [{"time": "9999-12-31T00:00:00+00:00", "event": "resumed"}, {"time": last, "event": "saved"}]
+    with (tmp_path / "run" / "events.jsonl").open("a") as events:
+        events.writelines(json.dumps(each) + "\n" for each in ahead)
+    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps({"step": 1, "time": last}) + "\n")
+    for _ in range(2):
+        with RunDirectory(tmp_path / "run") as out:
+            out.publish("seed: 1\n")
+            out.log("goes on", event="machine", ranks=1, device="cpu")
+            out.log("goes on", event="resumed")
+            out.metrics({"step": 2})
+            out.log("a line", event="saved")
+    found = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    seconds = active_seconds(found, [(last, last)])
+    assert seconds is not None
+    assert 0 <= seconds < 36 * 3600
+    assert 0 <= device_seconds(found, [(last, last)])["cpu"] < 36 * 3600
 
 
 def test_names_where_python_reads_ascii(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,15 +19,17 @@ def since_boot() -> float:
 _BEGAN = time.time() - since_boot()
 _shift = 0.0
 """Seconds that the run of this process is ahead of that clock."""
+_LAST = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC).timestamp()
+"""Last second that a date can hold: a run whose clock was set there once goes on from it."""
 _TAIL_BYTES = 1 << 16
 
 
 def now() -> datetime.datetime:
     """Return the time by the clock as it was when this process began, or later (`go_on_after`).
 
-    A clock that is set meanwhile moves nothing, so that differences are durations.
+    A clock that is set meanwhile moves nothing, so that differences are durations. They end with the year 9999.
     """
-    return datetime.datetime.fromtimestamp(_BEGAN + since_boot() + _shift, datetime.UTC)
+    return datetime.datetime.fromtimestamp(min(_BEGAN + since_boot() + _shift, _LAST), datetime.UTC)
 
 
 def go_on_after(files: Iterable[Path]) -> float:

@@ -5,12 +5,12 @@ characters that problems begin with, and examined further only where one is foun
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge_data._errors import TokenizerError
-from forge_data._media import MANY, MARKS, Kind
+from forge_data._media import MANY, MARKS, Media
 from forge_data._options import Options
 from forge_data.findings._finding import STOP, WARN, Finding
 from forge_data.findings._rules import Where, found
@@ -68,7 +68,9 @@ class RowLint:
                 case Pieces() as pieces:
                     findings += self._segments(where, [field_of(fields, at, "", "") for at in range(len(pieces.texts))], pieces)
                 case Document() as document:
-                    findings += self._text(where, field_of(fields, 0, "", ""), document.text, rendered=True)
+                    name = field_of(fields, 0, "", "")
+                    findings += self._marks(where, name, document.text, ())
+                    findings += self._text(where, name, document.text, rendered=True)
                 case _:
                     pass
         if encoded is not None:
@@ -76,22 +78,24 @@ class RowLint:
             findings += note_findings(where, fields, sides(sample), encoded.notes, field_of) if encoded.notes else ()
         return findings
 
-    def _missing_of(self, chat: Chat, text: str) -> list[Kind]:
-        """Return the kinds of media whose mark a text has, and none of which the row has."""
-        given = {medium.kind for medium in chat.media}
-        marks = MARKS if self._media else {}
-        return [kind for kind, mark in marks.items() if mark in text and kind not in given and not self._is_of_media(mark)]
+    def _marks(self, where: Where, field: str, text: str, media: Sequence[Media]) -> Iterator[Finding]:
+        """Find the marks of kinds of media of which the row has none."""
+        for kind, mark in MARKS.items() if self._media else ():
+            if mark in text and kind not in {medium.kind for medium in media} and not self._is_of_media(mark):
+                yield found(f"{kind}_mark_in_text", where, field, f"the text holds {mark}, and the row has no {MANY[kind]}")
 
     def _is_of_media(self, token: str) -> bool:
         return self._tokenizer.convert_tokens_to_ids(token) in self._media_tokens
 
     @cached_property
     def _media_tokens(self) -> frozenset[int]:
-        """Tokens that the model takes for parts of media; loaded once a text needs it."""
+        """Tokens of media, and of a template's placeholders; loaded once a text needs them."""
         try:
-            return load_processor(self._tokenizer.name_or_path, self._tokenizer).token_ids
+            processor = load_processor(self._tokenizer.name_or_path, self._tokenizer)
         except TokenizerError:
             return frozenset()  # a model that takes no media, or none that can be loaded: rows with media are refused
+        written: set[Any] = {self._tokenizer.convert_tokens_to_ids(text) for text in processor.placeholders.values()}
+        return processor.token_ids | (written - {None, self._tokenizer.unk_token_id})
 
     def _is_clean(self, chat: Chat) -> bool:
         """Check quickly whether no rule for conversations can find anything, as in most rows."""
@@ -114,9 +118,8 @@ class RowLint:
         for index in range(view.first, len(view.chat.messages)):
             learned = view.wanted and view.learned[index]
             for part, text in texts_of(view.chat.messages[index]):
-                for kind in self._missing_of(view.chat, text):
-                    what = f"the text holds {MARKS[kind]}, and the row has no {MANY[kind]}"
-                    yield found(f"{kind}_mark_in_text", view.where, view.field(index, part), what)
+                if "<" in text:  # the name of the field costs more than the search
+                    yield from self._marks(view.where, view.field(index, part), text, view.chat.media)
                 # Searched here too, since the name of the field costs more than the search.
                 if self._suspect.search(text):
                     yield from self._text(view.where, view.field(index, part), text, learned=learned)
@@ -124,8 +127,9 @@ class RowLint:
     def _prompt_and_answer(self, where: Where, text: Text, side: Side, prompt: str, answer: str) -> Iterator[Finding]:
         if not text.completion.strip():
             yield found("empty_turn", where, answer, "the completion is empty", severity=STOP if side.wanted else WARN)
-        yield from self._text(where, prompt, "" if side.second else text.prompt, rendered=True)
-        yield from self._text(where, answer, text.completion, rendered=True)
+        for field, said in ((prompt, "" if side.second else text.prompt), (answer, text.completion)):
+            yield from self._marks(where, field, said, text.media)
+            yield from self._text(where, field, said, rendered=True)
 
     def _segments(self, where: Where, fields: list[str], pieces: Pieces) -> Iterator[Finding]:
         """Find broken text; special tokens are meant where nothing else writes them."""
@@ -150,9 +154,10 @@ class RowLint:
         if broken:
             yield found("broken_unicode", where, field, broken.what, severity=STOP if broken.surrogate else WARN)
         marks = self._special.find(text)
-        if not marks or (rendered and _at_the_edges(text, marks)):
-            return
         special = [each for each in marks if each.special]
+        of_media = next((each.token for each in special if self._media and self._is_of_media(each.token)), None)
+        if not marks or (rendered and of_media is None and _at_the_edges(text, marks)):
+            return
         if special:
             worst = next((each for each in special if each.turns), special[0])
             more = f" and {len(special) - 1} more" if len(special) > 1 else ""
@@ -160,7 +165,6 @@ class RowLint:
                 f"the text holds {worst.token!r} (at character {worst.start}{more}), which the tokenizer reads as a special "
                 "token"
             )
-            of_media = next((each.token for each in special if self._media and self._is_of_media(each.token)), None)
             if of_media is not None:
                 what = (
                     f"the text holds {of_media!r}, which stands for a part of a medium of this model: it would be given one of "

@@ -71,9 +71,24 @@ class PromptStore(Store):
         """Return the columns of a prompt, without images: nothing of these is read."""
         return dict(self._record(self._stored_index(index))["columns"])
 
+    def first_with(self, text: str) -> int | None:
+        """Return the first prompt without media that says a text; None where none does.
+
+        Of a query with documents each text counts.
+        """
+        written, counts = json.dumps(text)[1:-1].encode(), self.media_counts[:, 0]
+        for index in np.flatnonzero(counts == 0).tolist():
+            at = self._stored_index(index)
+            if written in self._record_bytes(at) and any(text in each for each in _texts(self._record(at))):
+                return int(index)
+        return None
+
     def _record(self, at: int) -> dict[str, Any]:
+        return json.loads(self._record_bytes(at))
+
+    def _record_bytes(self, at: int) -> bytes:
         ends = self._arrays["record_offsets.bin"]
-        return json.loads(self._arrays["records.bin"][ends[at] : ends[at + 1]].tobytes())
+        return self._arrays["records.bin"][ends[at] : ends[at + 1]].tobytes()
 
     def __iter__(self) -> Iterator[Prompt]:
         return (self[index] for index in range(len(self)))
@@ -82,18 +97,35 @@ class PromptStore(Store):
         return f"PromptStore({str(self.path)!r}, prompts={len(self)}, tokens={int(self.lengths.sum())})"
 
 
+def _texts(record: dict[str, Any]) -> Iterator[str]:
+    """Yield the texts of a prompt; of a query its documents' too."""
+    for asked in _asked(record):
+        contents = [asked] if isinstance(asked, str) else [message.get("content") for message in asked]
+        for content in contents:
+            parts = content if isinstance(content, list) else [content]
+            yield from (part["text"] if isinstance(part, dict) else part for part in parts if _says(part))
+
+
+def _says(part: Any) -> bool:
+    return isinstance(part.get("text") if isinstance(part, dict) else part, str)
+
+
+def _asked(record: dict[str, Any]) -> list[Any]:
+    """Return a prompt, or a query with its documents: each a text or messages."""
+    columns = record["columns"]
+    return [record["prompt"], *([columns["positive"], *columns["negatives"]] if "texts" in record else [])]
+
+
 def _put_media(record: dict[str, Any], media: tuple[Media, ...]) -> None:
     """Put images into the messages of a record, and into the columns that they are from."""
     given = [medium.given for medium in media]
-    columns, texts = record["columns"], [record["prompt"]]
-    if "texts" in record:  # a query with its documents
-        texts += [columns["positive"], *columns["negatives"]]
-    messages = [message for text in texts if isinstance(text, list) for message in text]
+    messages = [message for text in _asked(record) if isinstance(text, list) for message in text]
     parts = (part for message in messages if isinstance(message["content"], list) for part in message["content"])
     for part, value in zip((part for part in parts if part["type"] != "text"), given, strict=False):  # it may be cut
         part[part["type"]] = value
+    columns = record["columns"]
     for name in MEDIA_FIELDS:
         found = [value for medium, value in zip(media, given, strict=True) if medium.field.partition("[")[0] == name]
         if found:
             one = any(medium.field == name for medium in media)
-            record["columns"][name] = found[0] if one else found
+            columns[name] = found[0] if one else found

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from forge._progress import Reporter
     from forge.tasks._task import Run
     from forge.tasks.items._media import MediaRows
 
@@ -97,17 +98,46 @@ def check_media_texts(s: Any, *stores: Any) -> None:
         check_texts_beside_media(media_inputs(s).token_ids, *stores)
 
 
-def check_prompt_media(s: Any, *stores: Any) -> None:
+def check_marks(s: Any, report: Reporter, *stores: Any) -> None:
+    """Refuse, or warn of, what stands for media in texts without any that no lint looks at.
+
+    Of a model that takes media a token of one is refused. A mark (`<image>`) is learned as letters, and may be meant so: HTML
+    has elements of these names.
+
+    Raises:
+        forge_data.DataError: the first text with such a token.
+    """
+    given = [store for store in stores if store is not None]
+    try:
+        inputs = media_inputs(s)
+    except forge_data.TokenizerError:
+        return  # a model of text, to which all of this is letters
+    of_template = given[0].tokenizer().convert_tokens_to_ids([*inputs.placeholders])
+    unknown = (None, given[0].tokenizer().unk_token_id)
+    check_texts_beside_media({*inputs.token_ids, *(each for each in of_template if each not in unknown)}, *given)
+    for kind in inputs.kinds:
+        mark = f"<{kind}>"
+        for store in given:
+            if (row := store.first_with(mark)) is not None:
+                report.note(
+                    f"WARNING: {store.source(row)}: has {mark} in its text and no {kind} in the row, so that the model reads "
+                    f"the letters. Give the row a column of {kind}s (one under another name: rename_columns), or take the "
+                    "mark out."
+                )
+                break
+
+
+def check_prompt_media(s: Any, report: Reporter, *stores: Any) -> None:
     """Refuse settings with which prompts with images cannot be answered and rewarded.
 
     Raises:
         SettingsError: the one that stands against them, and what to do.
-        forge_data.DataError: as of `check_media_texts`.
+        forge_data.DataError: as of `check_marks`.
     """
+    check_marks(s, report, *stores)
     if not has_media(*stores):
         return
     check_media(s, *stores)
-    check_media_texts(s, *stores)
     own = s.objective
     if media_inputs(s).marks:
         raise SettingsError(

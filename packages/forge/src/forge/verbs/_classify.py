@@ -10,7 +10,7 @@ import forge_algos
 import forge_data
 import forge_dist
 from forge.settings._settings import RunSettings
-from forge.tasks._media import check_media, check_media_texts, with_media
+from forge.tasks._media import check_marks, check_media, with_media
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._task import Run, Task
 from forge.tasks.items._labelled import Labelled, given_labels
@@ -98,7 +98,7 @@ class Classify(Task):
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
         """Refuse rows of a single class and settings that images cannot have; name unused labels."""
         check_media(s, train, held_out)
-        check_media_texts(s, train, held_out)
+        check_marks(s, report, train, held_out)
         own = s.objective
         found = Labelled(train, own.labels, multi_label=own.problem_type == _MULTI)
         used = found.used()

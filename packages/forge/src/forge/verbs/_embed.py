@@ -15,8 +15,8 @@ from forge._errors import SettingsError
 from forge.saving._sentence_transformers import write_sentence_transformers
 from forge.settings._settings import RunSettings
 from forge.tasks._media import (
+    check_marks,
     check_media,
-    check_media_texts,
     has_media,
     media_inputs,
     media_join,
@@ -132,7 +132,7 @@ class Embed(Task):
         check_media(s, train, held_out)
         if not _of_labels(s) and has_media(train, held_out) and not media_join(s):
             raise SettingsError(one_text_at_a_time(train, "the processor of this model makes arrays that are not joined"))
-        check_media_texts(s, train, held_out)
+        check_marks(s, report, train, held_out)
         found = self.items(s, train)
         if isinstance(found, TextsOfLabels):
             counts = [int((found.targets == label).sum()) for label in found.used()]

@@ -105,12 +105,12 @@ class OnlineTask(PromptTask):
         """Plan prompts."""
         return Prompts(store, max_new_tokens=s.objective.max_new_tokens)
 
-    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:  # noqa: ARG002 - nothing to say
+    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
         """Refuse rows without the fields that rewards take, and settings that images cannot have.
 
         The lint looks at what is learned, and of prompts nothing is.
         """
-        check_prompt_media(s, train, held_out)
+        check_prompt_media(s, report, train, held_out)
         for setting, store in (("data_path", train), ("eval_data_path" if s.data.eval_data_path else "data_path", held_out)):
             for name in s.objective.reward if store is not None else ():
                 _check_columns(name, setting, store)

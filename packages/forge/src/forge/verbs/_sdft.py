@@ -72,9 +72,9 @@ class SDFT(PromptTask):
             store, template=own.demonstration_template, max_new_tokens=own.max_new_tokens, placeholders=placeholders
         )
 
-    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:  # noqa: ARG002 - nothing to say
+    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
         """Refuse settings that images cannot have; demonstrations are checked as they are read."""
-        check_prompt_media(s, train, held_out)
+        check_prompt_media(s, report, train, held_out)
 
     def rehearsal_source(self, run: Run) -> RehearsedSelfSamples:
         """Make up completions: what a model without numbers samples has none."""
