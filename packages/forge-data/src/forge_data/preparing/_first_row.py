@@ -11,7 +11,7 @@ from forge_data.formats._registry import check_name, convert, detect
 from forge_data.formats.questions._prompts import question
 from forge_data.formats.questions._text_pairs import text_pair
 from forge_data.formats.questions._texts import labelled as read_labelled
-from forge_data.reading._dataset_info import is_described
+from forge_data.reading._dataset_info import description, is_described
 from forge_data.reading._huggingface import is_saved
 from forge_data.reading._memory import InMemoryRows
 from forge_data.reading._row_changes import RowChanges, SourceChanges
@@ -91,12 +91,18 @@ def _is_local(data_path: Any) -> bool:
     """Return whether every entry is a file, glob or directory on this machine, or nothing."""
     entries = list(data_path) if isinstance(data_path, (list, tuple, Mapping)) else [data_path]
     for entry in map(str, entries):
+        if is_described(entry):
+            with suppress(DataError):  # resolving it says why
+                described = description(entry)
+                if described is not None and not Path(described.path).exists():
+                    return False
+            continue
         path = Path(entry).expanduser()
         try:
             there = path.exists()
         except (OSError, ValueError):
             continue  # resolving it says why
-        if "://" in entry or (not there and ":" in entry and not is_described(entry)) or (there and is_saved(path)):
+        if "://" in entry or (not there and ":" in entry) or (there and is_saved(path)):
             return False
     return True
 
