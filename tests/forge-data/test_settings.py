@@ -116,6 +116,38 @@ def test_one_source_of_held_out_rows():
     assert DataSettings(data_path="x", eval_data_path="y").eval_data_path == "y"
 
 
+@pytest.mark.parametrize(
+    ("settings", "data_path", "message"),
+    [
+        (DataSettings, {"a": {"data_format": "mesages"}}, "data_path: data_format of the entry a is .*did you mean 'messages'"),
+        (DataSettings, {"a": {"weight": 1}, "b": {}}, "data_path: a has the weight 1, and b has none"),
+        (DataSettings, {"a": {"train_on": "all"}}, "data_path: the entry a has 'train_on', which is not known"),
+        (PromptDataSettings, {"a": {"data_format": "alpaca"}}, "data_path: a has data_format='alpaca' of its own"),
+        (PretrainDataSettings, {"a": {"data_format": "text"}}, "rows of this use have no data_format"),
+        (
+            PreferenceDataSettings,
+            {"a": {"data_format": "alpaca"}},
+            "data_path: a has data_format='alpaca', which holds no pref",
+        ),
+    ],
+)
+def test_data_sets_with_settings_of_their_own(settings, data_path, message):
+    """What no rows of the use have is refused, and what is not known; the rest is kept as it was given."""
+    with pytest.raises(ValueError, match=message):
+        settings(data_path=data_path)
+    assert settings(data_path={"a": {"rename_columns": {"x": "y"}}}).data_path == {"a": {"rename_columns": {"x": "y"}}}
+
+
+@pytest.mark.parametrize(("name", "value"), [("data_format", "alpaca"), ("rename_columns", {"q": "instruction"})])
+def test_a_setting_that_every_data_set_has_of_its_own(name, value):
+    """Refused, for it has no effect; not where one data set, held-out ones too, has none."""
+    own = {"a": {name: value}}
+    with pytest.raises(ValueError, match=f"^{name}=.* has no effect: each entry of data_path has one of its own"):
+        DataSettings(data_path=own, eval_data_path=own, **{name: value})
+    for more in ({"data_path": own | {"b": {}}}, {"data_path": own, "eval_data_path": "x"}):
+        assert getattr(DataSettings(**more, **{name: value}), name) == value
+
+
 def test_no_dead_setting():
     """What becomes of rows that are too long has no effect without a limit: refused."""
     with pytest.raises(ValueError, match="on_overflow='split' has no effect without a limit"):

@@ -17,6 +17,9 @@ from forge_data._shell_values import columns_of, paths_of
         (["https://host/a.jsonl?version=2"], "https://host/a.jsonl?version=2"),
         (["https://host/a.jsonl=2"], {"https://host/a.jsonl": 2.0}),
         (["=2"], "=2"),
+        (['a={"data_format": "alpaca"}', "b"], {"a": {"data_format": "alpaca"}, "b": {}}),
+        (['a={"rename_columns": {"x=y": "text"}}'], {"a": {"rename_columns": {"x=y": "text"}}}),
+        (['https://host/a?version=2={"weight": 1}'], {"https://host/a?version=2": {"weight": 1}}),
     ],
 )
 def test_paths(words, expected):
@@ -39,6 +42,8 @@ def test_what_exists_is_a_path(tmp_path, monkeypatch):
         (["a=0.5", "b"], "^a has the weight 0.5, and b has none; give every path a weight, or no path one"),
         (["b", "a=0.5"], "^a has the weight 0.5, and b has none"),
         (["a=0.5", "a=0.2"], "^a is named more than once"),
+        (["a={}", "a"], "^a is named more than once"),
+        (["a={data_format: alpaca}"], "^behind a stands '{data_format: alpaca}', which is no JSON"),
     ],
 )
 def test_paths_refused(words, message):

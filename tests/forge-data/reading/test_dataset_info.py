@@ -3,6 +3,8 @@
 import json
 import pickle
 
+import datasets
+import huggingface_hub
 import pytest
 
 from forge_data import DataError, check_first_row, lint, prepare, stats
@@ -125,6 +127,33 @@ def test_a_question_of_another_kind_is_not_left_out(tmp_path):
             read(tmp_path, {}, row)
 
 
+@pytest.mark.parametrize(
+    ("entry", "asked"),
+    [
+        ({}, ("org/name", None, "train")),
+        ({"subset": "en", "split": "test", "ms_hub_url": "other/name"}, ("org/name", "en", "test")),
+    ],
+)
+def test_on_the_hub(entry, asked, tmp_path, monkeypatch):
+    """The split that an entry names is read as the entry says, and is not fetched by the look at first rows."""
+    loaded = []
+
+    def load(name, config, split):
+        loaded.append((name, config, split))
+        return datasets.Dataset.from_list([{"q": "What?", "a": "That.", "output": "not read"}] * 3)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: None)
+    named = write(tmp_path, {"hf_hub_url": "org/name", "columns": {"prompt": "q", "response": "a"}} | entry)
+    check_first_row(named)
+    assert loaded == []
+    store = prepare(named, tokenizer(), tmp_path / "store")
+    assert loaded == [asked]
+    assert (len(store), store.source(2)) == (3, ":".join(part for part in asked if part) + ":3")
+    assert prepare(named, tokenizer(), tmp_path / "store").inputs == store.inputs
+    assert [each.format for each in stats(store).sources] == ["alpaca"]
+
+
 def test_nulls_are_named(tmp_path):
     """A field that is null is no other fault."""
     with pytest.raises(DataError, match="field output is null"):
@@ -134,7 +163,8 @@ def test_nulls_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "error"),
     [
-        ({"hf_hub_url": "org/name", "subset": "en"}, "is a data set on the Hub; give it as 'org/name:en:train'"),
+        ({"hf_hub_url": "org/name", "folder": "python"}, "folder is the string 'python', a part of the data set on the Hub"),
+        ({"hf_hub_url": "org/name", "split": 1}, "hf_hub_url, subset and split must be names"),
         ({"ms_hub_url": "org/name"}, "ms_hub_url is the string 'org/name', which is not read"),
         ({"cloud_file_name": "s3://x/y.json"}, "give its URL, 's3://x/y.json'"),
         ({"num_samples": 5}, "num_samples draws some of the rows"),

@@ -15,7 +15,7 @@ from forge.verbs._registry import task_of
 
 ODD = {
     "model_path": "org/a model",
-    "data_path": {"a b.jsonl": 0.25, "ü.jsonl": 0.75},
+    "data_path": {"a b.jsonl": 0.25, "ü.jsonl": {"weight": 0.75, "data_format": "alpaca", "rename_columns": {"a=}": "output"}}},
     "ckpt_output_dir": "-runs/'first' \"$HOME\"",
     "learning_rate": "1e-5",
     "keep_best": True,

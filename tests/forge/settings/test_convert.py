@@ -918,8 +918,16 @@ def test_simpo_has_the_likelihood_that_it_has_there(text: str, alpha: str, there
         ),
         (AXOLOTL + "chat_template_jinja: '{{ x }}'\n", "write it to a file"),
         (
-            AXOLOTL + "datasets: [{path: a.jsonl, type: chat_template}, {path: b.jsonl, type: alpaca}]\n",
-            "datasets[].type: chat_template, alpaca: one data_format holds for all",
+            AXOLOTL + "datasets: [{path: a.jsonl, type: chat_template}, {path: b.jsonl, type: completion}]\n",
+            "datasets[].type: completion: longer texts are cut into several there",
+        ),
+        (
+            AXOLOTL + "datasets: [{path: a.jsonl, type: chat_template}, {path: a.jsonl, type: alpaca}]\n",
+            "datasets[].path: 'a.jsonl': is there twice",
+        ),
+        (
+            AXOLOTL + "train_on_inputs: true\ndatasets: [{path: a, type: chat_template}, {path: b, type: alpaca}]\n",
+            "train_on_inputs: True: of conversations every message is learned there, of other rows all",
         ),
         (AXOLOTL + "rl: dpo\ndpo_label_smoothing: 0.1\n", "dpo_label_smoothing: 0.1: loss_type=sigmoid reads none"),
         (FACTORY.format(stage="pt") + "cutoff_len: 64\npacking: false\n", "packing: False: documents are cut into blocks"),
@@ -1012,12 +1020,54 @@ def test_prompt_types(kind: str) -> None:
     assert "datasets[].type" in about(converted(AXOLOTL + f"rl: dpo\ndatasets: [{{path: a.jsonl, type: {kind}}}]\n"))
 
 
-def test_several_prompt_types() -> None:
-    """One format holds for all data sets; a type that is none here is listed."""
-    found = converted(AXOLOTL + "datasets: [{path: a, type: alpaca}, {path: b, type: 'alpaca:phi'}]\n")
-    assert "data_format" not in found.settings
-    (line,) = [line for line in found.lost if "alpaca, alpaca:phi: one data_format holds for all" in line]
-    assert line.endswith("so that none is written in a prompt of Axolotl's own")
+@pytest.mark.parametrize(
+    ("data_sets", "settings"),
+    [
+        (
+            "datasets: [{path: a, type: alpaca}, {path: b, type: 'alpaca:phi', field_messages: x}, {path: c, type: new}]",
+            {
+                "data_path": {
+                    "a:train": {"data_format": "axolotl:alpaca"},
+                    "b:train": {"data_format": "axolotl:alpaca:phi", "rename_columns": {"x": "messages"}},
+                    "c:train": {},
+                }
+            },
+        ),
+        (
+            "datasets: [{path: a, type: completion, field: x}, {path: b, type: completion, field: y}]",
+            {
+                "data_path": {"a:train": {"rename_columns": {"x": "text"}}, "b:train": {"rename_columns": {"y": "text"}}},
+                "data_format": "text",
+                "on_overflow": "split",
+            },
+        ),
+        (
+            "datasets: [{path: a.jsonl, type: alpaca}]\ntest_datasets: [{path: b.jsonl, type: chat_template}, {path: c.jsonl}]",
+            {
+                "data_path": {"a.jsonl": {"data_format": "axolotl:alpaca"}},
+                "eval_data_path": {"b.jsonl": {"data_format": "messages"}, "c.jsonl": {}},
+            },
+        ),
+        (
+            "datasets: [{path: a.jsonl, type: alpaca}]\ntest_datasets: [{path: b.jsonl}]",
+            {"data_path": "a.jsonl", "eval_data_path": "b.jsonl", "data_format": "axolotl:alpaca"},
+        ),
+        (
+            "rl: grpo\ndatasets: [{path: a, type: completion, field: x}, {path: b, type: chat_template}]",
+            {"data_path": {"a:train": {"rename_columns": {"x": "text"}}, "b:train": {}}},
+        ),
+    ],
+)
+def test_several_types(data_sets, settings) -> None:
+    """What data sets have in common is the run's, the rest their own; the recipe that is written is one that is read."""
+    found = converted(AXOLOTL + data_sets + "\n")
+    names = ("data_path", "eval_data_path", "data_format", "rename_columns", "on_overflow")
+    assert {name: found.settings[name] for name in names if name in found.settings} == settings
+    assert not [line for line in found.lost if "type" in line and "'new'" not in line and "completion" not in line]
+
+
+def test_a_type_that_is_none_here() -> None:
+    """It is listed."""
     assert "datasets[].type" in about(converted(AXOLOTL + "datasets: [{path: a, type: reflection}]\n"))
 
 

@@ -94,10 +94,6 @@ def test_is_carried_over(text: str, settings: dict[str, Any]) -> None:
             {"x": "messages", "good": "chosen", "bad": "rejected"},
         ),
         (AXOLOTL + "pretraining_dataset: [{path: a, text_column: page}]\n", {"page": "text"}),
-        (
-            AXOLOTL + "datasets: [{path: a, field_messages: x, type: chat_template}, {path: b, type: chat_template}]\n",
-            {"x": "messages"},
-        ),
         (TRL + "dataset_text_field: page\n", {"page": "text"}),
         (TRL + "dataset_text_field: text\n", None),
     ],
@@ -128,10 +124,13 @@ def test_whose_messages_are_learned(text: str, train_on: str | None) -> None:
 
 
 def test_a_column_that_is_two_things() -> None:
-    """Of two data sets that read one column as two things the recipe takes the first, and says so."""
+    """Two data sets may read one column as two things; of one that does the recipe takes the first, and says so."""
     found = converted(AXOLOTL + "datasets: [{path: a, field_messages: x}, {path: b, field: x}]\n")
+    own = {"a:train": {"rename_columns": {"x": "messages"}}, "b:train": {"rename_columns": {"x": "text"}}}
+    assert (found.settings["data_path"], about(found)) == (own, set())
+    found = converted(AXOLOTL + "datasets: [{path: a, field_messages: x, field_tools: x}]\n")
     assert found.settings["rename_columns"] == {"x": "messages"}
-    assert "datasets[]: the column 'x' is messages of one data set and text of another" in found.lost
+    assert "datasets[]: the column 'x' is messages of a data set, and tools too" in found.lost
 
 
 @pytest.mark.parametrize("pattern", [r"model.layers.[\d]+.(mlp|self_attn).(up|q)_proj", r".*\.(q|v)_proj", "^.*q_proj$"])

@@ -14,13 +14,15 @@ RowSettings                          where rows come from, and which are held ou
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import attrs
 from attrs import validators
 
+from forge_data._errors import DataError
 from forge_data._formats import AUTO, BUILT_IN, is_axolotl, is_known, listed, names
+from forge_data._own_reading import OWN, entries_of, without_effect
 from forge_data._shell_values import columns_of, paths_of
 from forge_data._values import MESSAGE_ROLES, keyword_arguments, nearest, text_fault, text_given
 
@@ -40,7 +42,7 @@ OnBadPair = Literal["error", "skip"]
 OnBadRow = Literal["error", "skip"]
 Lint = Literal["on", "off"]
 MAX_BAD_ROWS = 0.01
-Paths = str | tuple[str, ...] | Mapping[str, float]
+Paths = str | tuple[str, ...] | Mapping[str, float | Mapping[str, Any]]
 
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -104,11 +106,20 @@ def _paths(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         raise ValueError(f"{attribute.name} is empty: no rows were given, and no file; give rows, a file, or several")
     if not all(paths):
         raise ValueError(f"{attribute.name} must name a file at least, and no path may be empty, got {value!r}")
-    for path, weight in value.items() if isinstance(value, Mapping) else ():
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)):
-            raise TypeError(f"{attribute.name} must give each path a number as its weight, got {weight!r} for {path!r}")
-        if not 0 < weight < float("inf"):
+    if not isinstance(value, Mapping):
+        return
+    for path, weight in value.items():
+        if isinstance(weight, bool) or not isinstance(weight, (int, float, Mapping)):
+            raise TypeError(
+                f"{attribute.name} must give each path a number as its weight, or a mapping of its own settings, got "
+                f"{weight!r} for {path!r}"
+            )
+        if not isinstance(weight, Mapping) and not 0 < weight < float("inf"):
             raise ValueError(f"{attribute.name} must give each path a weight above 0, got {weight!r} for {path!r}")
+    try:
+        entries_of(value)
+    except DataError as error:
+        raise ValueError(f"{attribute.name}: {error}") from error
 
 
 def _one_of(kind: Any) -> Any:
@@ -168,7 +179,8 @@ class RowSettings:
 
     data_path: Paths = attrs.field(converter=_as_tuple, validator=_paths, metadata={"words": paths_of})
     """Training rows: a file, glob, directory, URL, name:split or dataset_info.json:name (JSONL, JSON, CSV, Parquet, Arrow, also
-    compressed); a list of them; or a mapping of them to weights, in a shell a.jsonl=0.7 b.jsonl=0.3."""
+    compressed); a list of them; or a mapping of them to weights, in a shell a.jsonl=0.7 b.jsonl=0.3, or to mappings of weight,
+    data_format and rename_columns of each, in a shell a.jsonl='{"data_format": "alpaca"}'."""
 
     eval_data_path: Paths | None = attrs.field(
         default=None, converter=_as_tuple, validator=validators.optional(_paths), metadata={"words": paths_of}
@@ -208,6 +220,23 @@ class RowSettings:
         if self.on_bad_row == "error" and self.max_bad_rows != MAX_BAD_ROWS:
             raise ValueError(
                 f"max_bad_rows={self.max_bad_rows!r} has no effect without on_bad_row=skip: set it, or leave it out"
+            )
+        self._check_own()
+
+    def _check_own(self) -> None:
+        """Refuse settings of data sets that rows of this use have not, and ones that each has."""
+        known = {field.name: field.default for field in attrs.fields(type(self))}
+        mixed = [each for each in (self.data_path, self.eval_data_path) if isinstance(each, Mapping)]
+        for path, own in ((path, entry.own) for each in mixed for path, entry in entries_of(each).items()):
+            for name, value in attrs.asdict(own).items():
+                if value is not None and name not in known:
+                    raise ValueError(
+                        f"data_path: {path} has {name}={value!r} of its own, and rows of this use have no {name}: take it out"
+                    )
+        given = [name for name in OWN if name in known and getattr(self, name) != known[name]]
+        if (unused := without_effect(given, self.data_path, self.eval_data_path)) is not None:
+            raise ValueError(
+                f"{unused}={getattr(self, unused)!r} has no effect: each entry of data_path has one of its own; leave it out"
             )
 
 
@@ -344,6 +373,11 @@ class PreferenceDataSettings(DataSettings):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         suitable = [AUTO, *(name for name, row in BUILT_IN.items() if row.preferences)]
+        for path, named in _formats_of(self.data_path, self.eval_data_path):
+            if (named in BUILT_IN or is_axolotl(named)) and named not in suitable:
+                raise ValueError(
+                    f"data_path: {path} has data_format={named!r}, which holds no preferences: use {' or '.join(suitable)}"
+                )
         wrong = {
             "data_format": (
                 (self.data_format in BUILT_IN or is_axolotl(self.data_format)) and self.data_format not in suitable,
@@ -358,6 +392,14 @@ class PreferenceDataSettings(DataSettings):
         for name, (refused, why) in wrong.items():
             if refused:
                 raise ValueError(f"{name}={getattr(self, name)!r} {why}")
+
+
+def _formats_of(*paths: Paths | None) -> Iterator[tuple[str, str]]:
+    """Yield each data set that has a format of its own, and that."""
+    for each in paths:
+        for path, entry in entries_of(each).items() if isinstance(each, Mapping) else ():
+            if entry.own.data_format is not None:
+                yield path, entry.own.data_format
 
 
 def _check_limited(limit: str, value: int | None, on_overflow: str) -> None:

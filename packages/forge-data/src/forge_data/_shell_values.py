@@ -1,45 +1,64 @@
 """Words of a shell → values of settings that are mappings in Python and in recipes."""
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from forge_data._errors import DataError
 from forge_data._paths import expand_user
 
 
-def paths_of(words: Sequence[str]) -> str | list[str] | dict[str, float]:
-    """Read the paths of a data set, each with `=WEIGHT` or none of them.
+def paths_of(words: Sequence[str]) -> str | list[str] | dict[str, Any]:
+    """Read the paths of data sets, with `=WEIGHT` or with `=` and settings in JSON.
 
     A word that names something that exists is a path, whatever it contains; so is a URL with a query.
 
     >>> paths_of(["a.jsonl=0.7", "b.jsonl=0.3"]), paths_of(["a.jsonl", "b.jsonl"]), paths_of(["a.jsonl"])
     ({'a.jsonl': 0.7, 'b.jsonl': 0.3}, ['a.jsonl', 'b.jsonl'], 'a.jsonl')
+    >>> paths_of(['a.jsonl={"data_format": "alpaca"}', "b.jsonl"])
+    {'a.jsonl': {'data_format': 'alpaca'}, 'b.jsonl': {}}
 
     Raises:
-        DataError: some have a weight and others have none, or one path has two.
+        DataError: some have a weight and others have none, one path has two, or what stands behind it is no JSON.
     """
-    weighted = [_weighted(word) for word in words]
-    found = {path: weight for path, weight in weighted if weight is not None}
+    said = [_said(word) for word in words]
+    found = {path: value for path, value in said if value is not None}
     if not found:
         return words[0] if len(words) == 1 else list(words)
-    without = next((path for path, weight in weighted if weight is None), None)
-    if without is not None:
-        path, weight = next(iter(found.items()))
+    without = next((path for path, value in said if value is None), None)
+    path, weight = next(iter(found.items()))
+    if without is not None and isinstance(weight, float):
         raise DataError(f"{path} has the weight {weight:g}, and {without} has none; give every path a weight, or no path one")
-    if len(found) < len(words):
-        twice = next(path for at, (path, _) in enumerate(weighted) if path in dict(weighted[:at]))
-        raise DataError(f"{twice} is named more than once, each time with a weight; name it once")
-    return found
+    paths = [path for path, _ in said]
+    if len(set(paths)) < len(paths):
+        twice = next(path for at, path in enumerate(paths) if path in paths[:at])
+        raise DataError(f"{twice} is named more than once; name it once, with all that is said of it")
+    return {path: {} if value is None else value for path, value in said}
 
 
-def _weighted(word: str) -> tuple[str, float | None]:
+def _said(word: str) -> tuple[str, float | Mapping[str, Any] | None]:
+    """Return a path and the weight or the mapping behind it, None where there is none."""
     path, equals, weight = word.rpartition("=")
     try:
-        if not path or not equals or ("://" in word and "?" in word) or os.path.exists(expand_user(word, DataError)):
+        if not path or not equals or os.path.exists(expand_user(word, DataError)):
             return word, None
-        return path, float(weight)
+        path, _, own = word.partition("={") if word.endswith("}") and "={" in word else (path, "", None)
+        if own is None:
+            return (word, None) if "://" in word and "?" in word else (path, float(weight))
     except ValueError:
         return word, None
+    return path, _mapping(path, f"{{{own}")
+
+
+def _mapping(path: str, text: str) -> Mapping[str, Any]:
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"behind {path} stands {text!r}, which is no JSON: {error}; write the settings of a data set as "
+            '\'{"data_format": "alpaca"}\''
+        ) from error
 
 
 def columns_of(words: Sequence[str]) -> dict[str, str]:

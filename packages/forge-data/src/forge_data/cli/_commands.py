@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from forge_data._errors import DataError, printable
+from forge_data._formats import AUTO
 from forge_data._options import Options, PromptOptions
+from forge_data._own_reading import without_effect
 from forge_data._paths import expand_user
 from forge_data._shell_values import columns_of, paths_of
 from forge_data._values import counted
@@ -87,7 +89,7 @@ def _prepare(words: Namespace) -> int:
     from forge_data.preparing._prepare import prepare as make
     from forge_data.preparing._prepare_prompts import prepare_prompts
 
-    where, given = (paths_of(words.data_path), words.tokenizer, words.store_dir), {"seed": words.seed, "shard": words.shard}
+    where, given = (_data(words), words.tokenizer, words.store_dir), {"seed": words.seed, "shard": words.shard}
     store: TokenStore | PromptStore
     before = _manifest(words.store_dir)
     if words.prompts:
@@ -136,7 +138,7 @@ def lint(words: Namespace) -> int:
     """Print findings, as text or JSON; return 1 if any stops a training."""
     from forge_data.linting._lint import lint as check
 
-    data: Any = paths_of(words.data_path)
+    data = _data(words)
     if isinstance(data, str):
         data = _store_or_path(data)
     held_out = None if words.eval_data is None else _store_or_path(words.eval_data)
@@ -231,6 +233,23 @@ def _prepared(words: Namespace, directory: Path) -> "TokenStore | PromptStore":
     if store.accounting.read >= _FIRST_ROWS and sources[0].rows is not None and options.max_samples is None:
         _print(f"of the first {_FIRST_ROWS:,} rows of each file; name samples, such as 0:5, to read all of them")
     return store
+
+
+def _data(words: Namespace) -> Any:
+    """Read the data sets.
+
+    Raises:
+        DataError: they cannot be read from the words; or an option that each of them has of its own.
+    """
+    data = paths_of(words.data_path)
+    given = {"data_format": ("format", words.format, AUTO), "rename_columns": ("rename_columns", words.rename_columns, None)}
+    held_out = getattr(words, "eval_data", None)
+    unused = without_effect([own for own, (_, value, default) in given.items() if value != default], data, held_out)
+    if unused is not None:
+        name, value, _ = given[unused]
+        shown = value if isinstance(value, str) else " ".join(value)
+        raise DataError(f"`{name}` is {shown}, and has no effect: each entry of `data_path` has one of its own; leave it out")
+    return data
 
 
 def _options(words: Namespace) -> dict[str, Any]:

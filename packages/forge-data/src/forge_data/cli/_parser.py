@@ -195,7 +195,7 @@ def _add_data(parser: argparse.ArgumentParser, also: str = "") -> None:
         nargs="+",
         metavar="DATA",
         help="a file, glob, directory, URL or name:split; several are one data set, in which each may have a share as "
-        f"DATA=WEIGHT{also}",
+        f'DATA=WEIGHT, or settings of its own as \'DATA={{"data_format": "alpaca"}}\'{also}',
     )
 
 

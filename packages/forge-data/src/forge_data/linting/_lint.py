@@ -201,8 +201,12 @@ def _of_rows(data: "DataPath", tokenizer: Any, options: Options, preprocess: Any
     if tokenizer is None:
         raise DataError("rows are linted as a tokenizer sees them; give a `tokenizer`")
     chosen = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
-    read = DataLint(chosen, options, RowChanges(load_preprocess(preprocess), options.rename_columns))
-    read.read(resolve(data, name, max_samples=options.max_samples))
+    changes = RowChanges(load_preprocess(preprocess), options.rename_columns)
+    sources = resolve(data, name, max_samples=options.max_samples)
+    for source in sources:
+        check_name(source.own.data_format or options.format)
+    read = DataLint(chosen, options, sources, changes)
+    read.read()
     return read
 
 

@@ -22,7 +22,7 @@ from forge_data.linting._lost import REASONS, lost_to_length, reason_of, refused
 from forge_data.linting._row import RowLint
 from forge_data.linting._sample_table import SampleTable, TableBuilder
 from forge_data.reading._record import Record
-from forge_data.reading._row_changes import RowChanges
+from forge_data.reading._row_changes import RowChanges, SourceChanges
 from forge_data.reading._sources import Source
 from forge_data.tokenizing._encode_apart import encode_apart
 from forge_data.tokenizing._encoder import Encoder
@@ -47,12 +47,14 @@ class _Row(NamedTuple):
 class DataLint:
     """Linter of all rows of a data set, which also collects what rules about the whole set need."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", options: Options, changes: RowChanges) -> None:
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", options: Options, sources: list[Source], changes: RowChanges
+    ) -> None:
         self.findings = Findings()
         self.rows = 0
         self._options = options
-        self._changes = changes
-        self._columns: set[str] = set()
+        self._sources = sources
+        self._changes = SourceChanges(sources, changes)
         self._encoder = Encoder(
             tokenizer, options.train_on, turns=options.turns, arguments=options.chat_template_kwargs, turn_end=options.turn_end
         )
@@ -70,22 +72,22 @@ class DataLint:
         self._pending: list[_Row] = []
         self._known: list[Finding] = []
 
-    def read(self, sources: list[Source]) -> None:
+    def read(self) -> None:
         """Lint every row of every source.
 
         Raises:
             DataError: a source that cannot be read at all; a column to be renamed that no row has.
         """
-        for source in sources:
+        for number, source in enumerate(self._sources):
             size = 0
             for record in source.records(lambda row, error, of=source: self._refuse(Where(of.name, row, of.place(row)), error)):
-                self._add(source, record)
+                self._add(number, source, record)
                 size += record.size
                 if len(self._pending) >= _ROWS or size >= _BYTES:
                     self._flush()
                     size = 0
             self._flush()
-        self._changes.check(self._columns)
+        self._changes.check()
 
     def table(self) -> SampleTable:
         """Make the table of all samples, for the rules that need all of them."""
@@ -104,10 +106,10 @@ class DataLint:
         what = self._bad.too_many(self.rows, self._options.max_bad_rows)
         return [] if what is None else [found("too_many_bad_rows", self._first_bad, "", what)]
 
-    def _add(self, source: Source, record: Record) -> None:
+    def _add(self, number: int, source: Source, record: Record) -> None:
         where = Where(source.name, record.row, record.place)
         try:
-            rows = self._changes(record.place, record.fields, self._columns)
+            rows = self._changes(number, record.place, record.fields)
         except ForgeDataError as error:
             self._refuse(where, error)
             return
@@ -115,7 +117,8 @@ class DataLint:
         self.rows += max(1, len(rows))
         for fields in rows:
             try:
-                name = self._options.format if self._options.format != AUTO else detect(record.place, fields)
+                name = source.own.data_format or self._options.format
+                name = detect(record.place, fields) if name == AUTO else name
                 sample = convert(
                     name,
                     record.place,

@@ -13,6 +13,7 @@ import attrs
 import forge_data
 from forge_data._errors import DataError
 from forge_data._options import Options, PairOptions, PromptOptions, TextOptions
+from forge_data._own_reading import NOTHING_OWN
 from forge_data.formats._registry import plug_in_identity
 from forge_data.media._load import processor_files
 from forge_data.reading._preprocess import Preprocess
@@ -56,7 +57,15 @@ def fingerprint_of_inputs(
         "version": VERSION,
         "libraries": _versions(_LIBRARIES) | {"forge-data": forge_data.__version__},
         "sources": [
-            [source.name, digest, source.group, source.weight] for source, digest in zip(sources, digests, strict=True)
+            # Settings of its own only where there are some: stores of earlier releases know none.
+            [
+                source.name,
+                digest,
+                source.group,
+                source.weight,
+                *([attrs.asdict(source.own)] if source.own != NOTHING_OWN else []),
+            ]
+            for source, digest in zip(sources, digests, strict=True)
         ],
         "tokenizer": _tokenizer(tokenizer) if tokenizer is not None else None,
         "template": template,
@@ -69,8 +78,10 @@ def fingerprint_of_inputs(
     }
     if options.media and tokenizer is not None:
         inputs["processor"] = [processor_files(tokenizer.name_or_path), _versions(_OF_MEDIA)]
-    if isinstance(options, Options) and (others := plug_in_identity(options.format)):
-        inputs["formats"] = others
+    if isinstance(options, Options):
+        named = dict.fromkeys(source.own.data_format or options.format for source in sources)
+        if others := {name: found for each in named for name, found in plug_in_identity(each).items()}:
+            inputs["formats"] = others
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 

@@ -11,10 +11,10 @@ from forge_data.formats._registry import check_name, convert, detect
 from forge_data.formats.questions._prompts import question
 from forge_data.formats.questions._text_pairs import text_pair
 from forge_data.formats.questions._texts import labelled as read_labelled
-from forge_data.reading._dataset_info import is_described
+from forge_data.reading._dataset_info import description, is_described
 from forge_data.reading._huggingface import is_saved
 from forge_data.reading._memory import InMemoryRows
-from forge_data.reading._row_changes import RowChanges
+from forge_data.reading._row_changes import RowChanges, SourceChanges
 from forge_data.reading._sources import DataPath, Source, resolve
 
 
@@ -58,20 +58,22 @@ def check_first_row(
     if InMemoryRows.of(data_path, "data_path") is not None or preprocess is not None or not _is_local(data_path):
         return
     sources = resolve(data_path, max_samples=max_samples)
-    changes, seen = RowChanges(None, rename_columns or {}), set[str]()
-    first: list[tuple[str, dict[str, Any], str | None]] = []
-    for source in sources:
+    changes = SourceChanges(sources, RowChanges(None, rename_columns or {}))
+    first: list[tuple[str, dict[str, Any], Source]] = []
+    for number, source in enumerate(sources):
+        check_name(source.own.data_format or AUTO)
         try:
             record = next(source.records(), None)
             if record is not None:
-                first += [(record.place, fields, source.directory) for fields in changes(record.place, record.fields, seen)]
+                first += [(record.place, fields, source) for fields in changes(number, record.place, record.fields)]
         except DataError:
             if on_bad_row == "error":
                 raise
-    if not changes.rename.keys() <= seen:
-        _see_all(sources, changes, seen)
-        changes.check(seen)
-    for place, fields, directory in first if on_bad_row == "error" else ():
+    if not changes.complete:
+        _see_all(sources, changes)
+        changes.check()
+    for place, fields, source in first if on_bad_row == "error" else ():
+        directory = source.directory
         with suppress(BadPairError):  # which a setting may allow
             if prompts:
                 question(place, fields, media=media, directory=directory)
@@ -80,7 +82,8 @@ def check_first_row(
             elif pairs:
                 text_pair(place, fields, media=media, directory=directory, as_messages=media)
             else:
-                name = detect(place, fields) if format == AUTO else format
+                name = source.own.data_format or format
+                name = detect(place, fields) if name == AUTO else name
                 convert(name, place, fields, None, media=media, directory=directory)
 
 
@@ -88,23 +91,29 @@ def _is_local(data_path: Any) -> bool:
     """Return whether every entry is a file, glob or directory on this machine, or nothing."""
     entries = list(data_path) if isinstance(data_path, (list, tuple, Mapping)) else [data_path]
     for entry in map(str, entries):
+        if is_described(entry):
+            with suppress(DataError):  # resolving it says why
+                described = description(entry)
+                if described is not None and not Path(described.path).exists():
+                    return False
+            continue
         path = Path(entry).expanduser()
         try:
             there = path.exists()
         except (OSError, ValueError):
             continue  # resolving it says why
-        if "://" in entry or (not there and ":" in entry and not is_described(entry)) or (there and is_saved(path)):
+        if "://" in entry or (not there and ":" in entry) or (there and is_saved(path)):
             return False
     return True
 
 
-def _see_all(sources: list[Source], changes: RowChanges, seen: set[str]) -> None:
+def _see_all(sources: list[Source], changes: SourceChanges) -> None:
     """Add the columns of every row that can be read, until those to rename were seen."""
-    for source in sources:
+    for number, source in enumerate(sources):
         try:
             for record in source.records(lambda *_: None):
-                seen.update(record.fields)
-                if changes.rename.keys() <= seen:
+                changes.see(number, record.fields)
+                if changes.complete:
                     return
         except DataError:
             continue

@@ -3,7 +3,7 @@
 The same code runs in every process.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +16,7 @@ from forge_data._errors import ForgeDataError
 from forge_data._example import TokenizedExample
 from forge_data._formats import AUTO
 from forge_data._options import Options
+from forge_data._own_reading import NOTHING_OWN, OwnReading
 from forge_data.findings._finding import STOP, WARN
 from forge_data.findings._rules import SET_RULES, Where
 from forge_data.formats._documents import is_empty
@@ -108,11 +109,17 @@ class Job:
     """None where rows are token ids, of whose text nothing is known."""
     options: Options
     preprocess: Preprocess | None = None
+    own: Mapping[int, OwnReading] = attrs.field(factory=dict)
+    """Settings that the rows of a source have in place of the options, by its number."""
 
     @property
     def changes(self) -> RowChanges:
-        """What is done to each row before its format is known."""
+        """What is done to each row before its format is known, but for settings of its source."""
         return RowChanges(self.preprocess, self.options.rename_columns)
+
+    def own_of(self, source: int) -> OwnReading:
+        """Return the settings that a source has of its own."""
+        return self.own.get(source, NOTHING_OWN)
 
 
 class Processor:
@@ -156,7 +163,7 @@ class Processor:
             try:
                 if isinstance(stays, ForgeDataError):
                     raise stays
-                row = self._read_row(record, builder, rows.directory)
+                row = self._read_row(record, builder, rows)
             except ForgeDataError as found:
                 if not self._job.options.skips(found):
                     error = of_a_row(found)
@@ -199,9 +206,9 @@ class Processor:
         except ForgeDataError:
             return _Call(rows, None)
 
-    def _read_row(self, record: Record, builder: BatchBuilder, directory: str | None) -> _Row | None:
+    def _read_row(self, record: Record, builder: BatchBuilder, rows: Preprocessed) -> _Row | None:
         """Read a row by its format; None, which ends the batch, where the rows before had another."""
-        name = self._job.options.format
+        name = self._job.own_of(rows.source).data_format or self._job.options.format
         if name == AUTO:
             name = detect(record.place, record.fields)
         # A row that is left out is of no format; any other must have that of the rows before it, readable or not.
@@ -216,7 +223,7 @@ class Processor:
             record.fields,
             vocabulary,
             media=options.media,
-            directory=directory,
+            directory=rows.directory,
             system_prompt=options.system_prompt,
         )
         if not counts and not builder.see_format(name, record.place):
@@ -297,7 +304,7 @@ def read(task: Task, job: Job) -> Preprocessed:
     records: list[tuple[Record, bool | ForgeDataError]] = []
     columns: set[str] = set()
     error: Exception | None = None
-    changes = job.changes
+    changes = job.changes.of(job.own_of(task.source))
 
     def leave_out(row: int, error: ForgeDataError) -> None:
         records.append((Record(row, {}, 0, place_of(task.file, row, indexed=task.indexed)), error))

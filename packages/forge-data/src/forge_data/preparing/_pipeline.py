@@ -23,6 +23,7 @@ from forge_data.preparing._job import Job, Preprocessed, Task, read
 from forge_data.preparing._workers import batches
 from forge_data.reading._memory import InMemoryRows
 from forge_data.reading._record import Record
+from forge_data.reading._row_changes import SourceChanges
 from forge_data.store._manifest import MARGINS, PREFERENCE, SourceFile
 
 if TYPE_CHECKING:
@@ -59,8 +60,6 @@ class Outcome:
     """Format of the rows of each source, by its number, and the place of the first."""
     first: tuple[str, str] | None = None
     """Kind of the samples, as in the manifest, and the place of the first; None without a row."""
-    columns: set[str] = attrs.field(factory=set)
-    """Columns of the rows, where some are renamed."""
     margins: Margins = attrs.field(factory=Margins)
 
     def accounting(self, writer: "StoreWriter") -> Accounting:
@@ -119,6 +118,7 @@ def run(
             more bad rows than `max_bad_rows` allows.
     """
     outcome = Outcome()
+    changes = SourceChanges(sources, job.changes)
     rows_before = 0
     at = 0
     reached = 0
@@ -132,25 +132,25 @@ def run(
                 source = sources[batch.source]
                 writer.drop(source.name, batch.dropped, indexed=source.indexed)
             _count(outcome, batch)
+            changes.see(batch.source, batch.columns)
             if batch.source != at:
                 rows_before, at = rows_before + reached, batch.source
             reached = batch.last_row + sources[at].indexed
             report_row(rows_before + reached)
     if whole is not None:
-        _add_columns(outcome, whole, job)
-    job.changes.check(outcome.columns)
+        _add_columns(changes, whole, job)
+    changes.check()
     if whole is None:
         outcome.bad.check(outcome.read.total(), job.options.max_bad_rows)
     return outcome
 
 
-def _add_columns(outcome: Outcome, whole: Sequence["Source"], job: Job) -> None:
+def _add_columns(changes: SourceChanges, whole: Sequence["Source"], job: Job) -> None:
     """Add the columns of all rows, where a part lacks one that is to be renamed."""
-    wanted = job.options.rename_columns.keys()
     for task in _tasks(whole):
-        if wanted <= outcome.columns:
+        if changes.complete:
             return
-        outcome.columns |= read(task, job).columns if isinstance(task, Task) else task.columns
+        changes.see(task.source, read(task, job).columns if isinstance(task, Task) else task.columns)
 
 
 def _count(outcome: Outcome, batch: Batch) -> None:
@@ -165,7 +165,6 @@ def _count(outcome: Outcome, batch: Batch) -> None:
             outcome.bad.add(each.reason, each.error)
     outcome.samples[batch.source] += len(batch.arrays["offsets.bin"])
     outcome.findings.add(batch.findings)
-    outcome.columns |= batch.columns
     shortest = [size for size in (outcome.shortest_too_long, batch.shortest_too_long) if size is not None]
     outcome.shortest_too_long = min(shortest, default=None)
 
@@ -217,7 +216,8 @@ def _count_formats(source: "Source", job: Job) -> str:
         return ""
     seen: dict[str, Seen] = {}
     count_all = 0
-    for record, stays in itertools.islice(_records([source], job), _COUNTED_ROWS):
+    alone = attrs.evolve(job, own={0: source.own})  # as the only source it has another number
+    for record, stays in itertools.islice(_records([source], alone), _COUNTED_ROWS):
         count_all += 1
         if stays is not True:
             continue

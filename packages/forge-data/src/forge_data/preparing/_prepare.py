@@ -10,7 +10,9 @@ import attrs
 
 from forge_data._accounting import Accounting
 from forge_data._errors import DataError, StoreError
+from forge_data._formats import AUTO
 from forge_data._options import Options
+from forge_data._own_reading import NOTHING_OWN
 from forge_data._paths import expand_user
 from forge_data._settings import MAX_BAD_ROWS
 from forge_data._shard import Shard
@@ -78,7 +80,8 @@ def prepare(
     fails, `store_dir` is as it was.
 
     Args:
-        data_path: a file, glob, directory, URL or `name:split`; a list of them; or a mapping of them to their weights. Or
+        data_path: a file, glob, directory, URL or `name:split`; a list of them; or a mapping of them to their weights, or to
+            a mapping of a `weight` and of `data_format` and `rename_columns` in place of `format` and `rename_columns`. Or
             rows in memory: a `datasets.Dataset`, a list of dicts, any iterable of them, streamed where it is an iterator.
         tokenizer: a loaded tokenizer, a directory or a name on the Hub.
         store_dir: directory of the store: missing, empty, or a token store.
@@ -163,6 +166,9 @@ def build(
     progress: Progress = False,
 ) -> TokenStore:
     """Make the store of sources, or of a part; open the one there if it was made from the same."""
+    job = attrs.evolve(job, own={number: each.own for number, each in enumerate(sources) if each.own != NOTHING_OWN})
+    for own in job.own.values():
+        check_name(own.data_format or AUTO)
     stamps = stamps_of(sources)
     inputs = fingerprint_of_inputs(sources, job.tokenizer, job.options, job.preprocess, seed)
     whole = None
@@ -199,7 +205,7 @@ def build(
             # Only all parts together tell how all rows were rendered.
             tokenizer=job.tokenizer if shard or job.tokenizer is None else as_trained(job.tokenizer, accounting),
             inputs=inputs,
-            settings=_settings(job, outcome, seed),
+            settings=_settings(job, sources, outcome, seed),
             shard=shard,
         )
         if writer.samples:
@@ -297,12 +303,13 @@ def as_trained(tokenizer: "PreTrainedTokenizerBase", accounting: Accounting) -> 
     return with_template(tokenizer, None, None if mixed else arguments)
 
 
-def _settings(job: Job, outcome: Outcome, seed: int) -> dict[str, Any]:
+def _settings(job: Job, sources: Sequence[Source], outcome: Outcome, seed: int) -> dict[str, Any]:
     named = job.tokenizer.name_or_path if job.tokenizer is not None else None
     function = job.preprocess.name if job.preprocess is not None else None
     formats = dict.fromkeys(name for name, _ in outcome.formats.values())
     options = attrs.asdict(job.options) | {"format": ", ".join(formats) or job.options.format}
-    return {"tokenizer": named, **options, "preprocess": function, "seed": seed}
+    own = {sources[number].path: attrs.asdict(each) for number, each in job.own.items()}
+    return {"tokenizer": named, **options, "preprocess": function, "seed": seed} | ({"own": own} if own else {})
 
 
 def check_whole(name: str, value: object, at_least: int | None = None) -> None:

@@ -27,7 +27,7 @@ from forge_data.preparing._fingerprint import check_stamps, fingerprint_of_input
 from forge_data.preparing._prepare import check_whole, checked_directory, known_part, no_conversation, reusable
 from forge_data.reading._preprocess import load_preprocess
 from forge_data.reading._record import Record
-from forge_data.reading._row_changes import RowChanges
+from forge_data.reading._row_changes import RowChanges, SourceChanges
 from forge_data.reading._sources import DataPath, Source, resolve
 from forge_data.store._dropped import Dropped
 from forge_data.store._manifest import PROMPTS, SourceFile
@@ -140,9 +140,10 @@ def prepare_questions(
     """Write what `read` makes of each row as a store in `store_dir`; see `prepare_prompts`."""
     check_whole("seed", seed)
     function = load_preprocess(preprocess)
-    changes, columns = RowChanges(function, options.rename_columns), set[str]()
     directory = checked_directory(store_dir)
     sources = whole = resolve(data_path, max_samples=options.max_samples)
+    _check_no_format(sources)
+    changes = SourceChanges(sources, RowChanges(function, options.rename_columns))
     part = Shard.parse(shard) if shard is not None else None
     loaded = as_tokenizer(tokenizer)
     if not isinstance(options, PairOptions):
@@ -164,15 +165,15 @@ def prepare_questions(
                 of_source = partial(read, media=True, directory=source.directory) if options.media else read
                 if not isinstance(options, PairOptions) and options.system_prompt is not None:
                     of_source = partial(of_source, system_prompt=options.system_prompt)
-                for rows in _batches(source, changes, columns, options, of_source):
+                for rows in _batches(number, source, changes, options, of_source):
                     prompts.add(number, rows)
         except ForgeDataError as error:
             if writer.samples:
                 name_remedy(error)
             raise
         if part is not None:
-            _add_columns(whole, changes, columns)
-        changes.check(columns)
+            _add_columns(whole, changes)
+        changes.check()
         if part is None:
             prompts.check_bad_rows()
         check_stamps(sources, stamps)
@@ -200,6 +201,20 @@ def prepare_questions(
     if accounting.dropped:
         _counts.warning("%s: %s", ", ".join(source.name for source in sources[:3]), accounting)
     return PromptStore.open(directory)
+
+
+def _check_no_format(sources: Sequence[Source]) -> None:
+    """Refuse a format that a data set has of its own.
+
+    Raises:
+        DataError: naming both.
+    """
+    for source in sources:
+        if source.own.data_format is not None:
+            raise DataError(
+                f"`data_path`: {source.path} has data_format {source.own.data_format!r}, and rows of this use have no format "
+                "to be chosen; take it out"
+            )
 
 
 class _Row(NamedTuple):
@@ -415,20 +430,18 @@ def _moved(texts: Sequence[Asked]) -> tuple[Media, ...]:
     )
 
 
-def _add_columns(whole: Sequence[Source], changes: RowChanges, columns: set[str]) -> None:
+def _add_columns(whole: Sequence[Source], changes: SourceChanges) -> None:
     """Add the columns of all rows, where a part lacks one that is to be renamed."""
-    for source in whole:
+    for number, source in enumerate(whole):
         # A row of another part that is refused is refused there.
         for record in source.records(lambda *_: None):
-            if changes.rename.keys() <= columns:
+            if changes.complete:
                 return
             with contextlib.suppress(ForgeDataError):
-                changes(record.place, record.fields, columns)
+                changes(number, record.place, record.fields)
 
 
-def _batches(
-    source: Source, changes: RowChanges, columns: set[str], options: AnyOptions, read: ReadRow
-) -> Iterator[list[_Row]]:
+def _batches(number: int, source: Source, changes: SourceChanges, options: AnyOptions, read: ReadRow) -> Iterator[list[_Row]]:
     """Read the rows of a source, some at a time."""
     rows: list[_Row] = []
     size = 0
@@ -440,7 +453,7 @@ def _batches(
     try:
         for record in source.records(leave_out if skips else refuse):
             try:
-                rows += _rows_of(record, changes, columns, read)
+                rows += _rows_of(record, partial(changes, number), read)
             except ForgeDataError as error:
                 (leave_out if skips else refuse)(record.row, error)
             size += record.size
@@ -455,8 +468,8 @@ def _batches(
         yield rows
 
 
-def _rows_of(record: Record, changes: RowChanges, columns: set[str], read: ReadRow) -> list[_Row]:
-    made = changes(record.place, record.fields, columns)
+def _rows_of(record: Record, changes: Callable[[str, dict[str, Any]], list[dict[str, Any]]], read: ReadRow) -> list[_Row]:
+    made = changes(record.place, record.fields)
     if not made:
         return [_Row(record.row, record.place, None)]
     return [_Row(record.row, record.place, read(record.place, fields)) for fields in made]

@@ -1,4 +1,4 @@
-"""Entry of LLaMA-Factory's `dataset_info.json` → its file, and its rows in known fields.
+"""Entry of LLaMA-Factory's `dataset_info.json` → its file or split, its rows.
 
 The semantics are those of `llamafactory/data/parser.py` and `converter.py` (0.9.5): only the columns that an entry names are
 read, roles have the names of its tags, and instruction and input are joined by a new line.
@@ -22,7 +22,8 @@ from forge_data.reading._record import CHUNK_BYTES, Chunk, Reader, Record, Refus
 FILE = "dataset_info.json"
 _ENTRY = re.compile(rf"(?P<path>(?:.*?[/{re.escape(os.sep)}])?{re.escape(FILE)})(?::(?P<name>.*))?", re.DOTALL)
 """`PATH/dataset_info.json:NAME`; a name may hold colons, and a directory too."""
-_HUBS = ("hf_hub_url", "ms_hub_url", "om_hub_url")
+_HUB = "hf_hub_url"
+_OTHER_HUBS = ("ms_hub_url", "om_hub_url")
 _ELSEWHERE = ("script_url", "cloud_file_name")
 _IGNORED = ("file_sha1", "split", "subset", "folder")
 _ALPACA = {"prompt": "instruction", "query": "input", "response": "output"}
@@ -49,7 +50,7 @@ class Description:
     """What an entry of `dataset_info.json` says of its rows. It pickles."""
 
     path: str
-    """File or directory of the rows."""
+    """File or directory of the rows, or `org/name:split` of the Hub."""
     formatting: str
     ranking: bool
     columns: Mapping[str, str | None]
@@ -142,7 +143,7 @@ def description(entry: str) -> Description | None:
 
     Raises:
         DataError: the file cannot be read, has no data set of this name, or says of it what is not known; or its rows are on
-            a hub.
+            another hub than Hugging Face's.
     """
     found = _ENTRY.fullmatch(entry)
     if found is None or not is_described(entry):
@@ -167,25 +168,19 @@ def _read(place: str, name: str, entry: Any, directory: Path) -> Description:
     if not isinstance(entry, dict):
         raise DataError(f"{place} is {describe(entry)}; it must be an object with file_name")
     _check_names(
-        place, entry, ("file_name", "formatting", "ranking", "columns", "tags", "num_samples", *_IGNORED, *_HUBS, *_ELSEWHERE)
+        place,
+        entry,
+        ("file_name", "formatting", "ranking", "columns", "tags", "num_samples", *_IGNORED, _HUB, *_OTHER_HUBS, *_ELSEWHERE),
     )
-    for key in (*_HUBS, *_ELSEWHERE):
+    path = _on_hub(place, entry) if entry.get(_HUB) else None
+    for key in (*_OTHER_HUBS, *_ELSEWHERE) if path is None else ():
         if entry.get(key):
             _refuse_elsewhere(place, key, entry)
     if entry.get("num_samples") is not None:
         raise DataError(
             f"{place}: num_samples draws some of the rows, which is not done here; take it out, or shorten the file"
         )
-    if entry.get("split", "train") != "train":
-        raise DataError(f"{place}: split is {describe(entry['split'])}, and a file has none; give the rows that are meant")
-    file = entry.get("file_name")
-    if file is None:
-        raise DataError(f"{place} has no file_name, beside which nothing says where its rows are; give one")
-    if not isinstance(file, str) or not file.strip():
-        raise DataError(
-            f"{place}: file_name is {describe(file)}; it must be the name of a file or a directory of rows, as seen from "
-            f"{directory}"
-        )
+    path = _file(place, entry, directory) if path is None else path
     formatting, ranking = entry.get("formatting", "alpaca"), entry.get("ranking", False)
     if formatting not in _FORMATTINGS:
         raise DataError(
@@ -207,9 +202,35 @@ def _read(place: str, name: str, entry: Any, directory: Path) -> Description:
     tags = {**_TAGS, **(tags or {})}
     if formatting != "alpaca":
         _check_tags(place, tags)
-    return Description(
-        str(directory / file), formatting, ranking, columns, tags, place, f"{directory}/{name}", asked, str(directory)
-    )
+    return Description(path, formatting, ranking, columns, tags, place, f"{directory}/{name}", asked, str(directory))
+
+
+def _on_hub(place: str, entry: Mapping[str, Any]) -> str:
+    """Return the split of the Hub that an entry names, which it takes even beside a file."""
+    if entry.get("folder"):
+        raise DataError(
+            f"{place}: folder is {describe(entry['folder'])}, a part of the data set on the Hub by its directory; give the "
+            "files of it, or a data set that is this part"
+        )
+    named = [entry[_HUB], entry.get("subset"), entry.get("split") or "train"]
+    if not all(part is None or isinstance(part, str) for part in named):
+        raise DataError(f"{place}: {_HUB}, subset and split must be names, such as org/name, en and train")
+    return ":".join(part for part in named if part)
+
+
+def _file(place: str, entry: Mapping[str, Any], directory: Path) -> str:
+    """Return the file that an entry names."""
+    if entry.get("split", "train") != "train":
+        raise DataError(f"{place}: split is {describe(entry['split'])}, and a file has none; give the rows that are meant")
+    file = entry.get("file_name")
+    if file is None:
+        raise DataError(f"{place} has no file_name, beside which nothing says where its rows are; give one")
+    if not isinstance(file, str) or not file.strip():
+        raise DataError(
+            f"{place}: file_name is {describe(file)}; it must be the name of a file or a directory of rows, as seen from "
+            f"{directory}"
+        )
+    return str(directory / file)
 
 
 def _check_tags(place: str, tags: Mapping[str, str | None]) -> None:
@@ -253,12 +274,6 @@ def _check_names(place: str, given: Mapping[str, Any], known: tuple[str, ...]) -
 def _refuse_elsewhere(place: str, key: str, entry: Mapping[str, Any]) -> NoReturn:
     """Say what to give instead of rows that are in no file beside the description."""
     url = entry[key]
-    if key == "hf_hub_url":
-        path = ":".join(
-            [str(url), *([str(entry["subset"])] if entry.get("subset") else []), str(entry.get("split") or "train")]
-        )
-        more = ", and columns of other names with `rename_columns`" if entry.get("columns") else ""
-        raise DataError(f"{place} is a data set on the Hub; give it as {path!r} in the place of this{more}")
     if key == "cloud_file_name":
         raise DataError(f"{place} is a file elsewhere; give its URL, {str(url)!r}, in the place of this")
     raise DataError(f"{place}: {key} is {describe(url)}, which is not read; write its rows to a file, and give file_name")

@@ -1,13 +1,15 @@
 """Row as it was read → rows in a known format: by `preprocess`, then by `rename_columns`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from forge_data._errors import DataError
+from forge_data._own_reading import OwnReading
 from forge_data._values import nearest
 from forge_data.reading._preprocess import Preprocess
+from forge_data.reading._sources import Source
 
 
 @attrs.frozen
@@ -34,7 +36,7 @@ class RowChanges:
         seen.update(*rows)
         return [_renamed(place, row, self.rename) for row in rows]
 
-    def check(self, seen: Iterable[str]) -> None:
+    def check(self, seen: Iterable[str], whose: str = "") -> None:
         """Refuse a column that is to be renamed and that no row has.
 
         Raises:
@@ -45,7 +47,53 @@ class RowChanges:
             if name not in known:
                 has, near = ", ".join(map(repr, known)) or "none", nearest(name, known)
                 columns = f"{near} The columns are {has}" if near else f"; the columns are {has}"
-                raise DataError(f"`rename_columns` names the column {name!r}, which no row has{columns}")
+                raise DataError(f"`rename_columns`{whose} names the column {name!r}, which no row has{columns}")
+
+    def of(self, own: OwnReading) -> "RowChanges":
+        """Return the changes of rows of a data set that may rename columns itself."""
+        return self if own.rename_columns is None else attrs.evolve(self, rename=own.rename_columns)
+
+
+class SourceChanges:
+    """Changes of the rows of each source, and the columns that were seen in them.
+
+    The columns that a data set itself renames are looked for in its rows alone, those of the run in all others.
+    """
+
+    def __init__(self, sources: Sequence[Source], changes: RowChanges) -> None:
+        self._groups = [None if each.own.rename_columns is None else each.group for each in sources]
+        """Of each source its group, if that renames columns itself."""
+        first = dict(reversed(list(zip(self._groups, sources, strict=True))))
+        self._changes = {group: changes.of(source.own) for group, source in first.items()}
+        self._whose = {group: "" if group is None else f" of {source.path}" for group, source in first.items()}
+        self._seen: dict[int | None, set[str]] = {group: set() for group in first}
+
+    def __call__(self, source: int, place: str, fields: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the rows that a row of a source becomes; `source` is its number.
+
+        Raises:
+            DataError: as `RowChanges`.
+        """
+        group = self._groups[source]
+        return self._changes[group](place, fields, self._seen[group])
+
+    def see(self, source: int, columns: Iterable[str]) -> None:
+        """Record columns of a source's rows."""
+        self._seen[self._groups[source]].update(columns)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every column that is to be renamed was seen."""
+        return all(changes.rename.keys() <= self._seen[group] for group, changes in self._changes.items())
+
+    def check(self) -> None:
+        """Refuse a column that is to be renamed and that no row has.
+
+        Raises:
+            DataError: as `RowChanges.check`, and whose rows they are where they are a data set's own.
+        """
+        for group, changes in self._changes.items():
+            changes.check(self._seen[group], self._whose[group])
 
 
 def _renamed(place: str, row: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """`data_path` in any form, or rows in memory → sources that know name, weight and digest."""
 
 import itertools
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 import attrs
 
 from forge_data._errors import DataError, printable
+from forge_data._own_reading import NOTHING_OWN, Entry, OwnReading, entries_of
 from forge_data._shard import Shard
 from forge_data._values import describe
 from forge_data.reading._arrow import ArrowFile
@@ -26,10 +26,15 @@ from forge_data.reading._parquet import ParquetFile
 from forge_data.reading._record import CHUNK_BYTES, Chunk, Reader, Record, Refused, place_of
 
 DataPath = (
-    str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Mapping[str, float] | Iterable[Mapping[str, Any]] | InMemoryRows
+    str
+    | os.PathLike[str]
+    | Sequence[str | os.PathLike[str]]
+    | Mapping[str, float | Mapping[str, Any]]
+    | Iterable[Mapping[str, Any]]
+    | InMemoryRows
 )
-"""A path, glob, directory, URL, `org/name:split` or `dataset_info.json:name`; several of them; or several with weights. Or rows
-in memory."""
+"""A path, glob, directory, URL, `org/name:split` or `dataset_info.json:name`; several of them; or several with weights and
+settings of their own. Or rows in memory."""
 
 
 @attrs.frozen
@@ -52,6 +57,9 @@ class Source:
 
     rows: tuple[int, int] | None = None
     """Numbers of the first and last row that are read of it; None for all, and a last one before the first for none."""
+
+    own: OwnReading = NOTHING_OWN
+    """Settings of its group, in place of the run's."""
 
     @property
     def indexed(self) -> bool:
@@ -142,19 +150,21 @@ def resolve(data_path: DataPath, name: str = "data_path", *, max_samples: int | 
     if (rows := InMemoryRows.of(data_path, name)) is not None:
         return _first_rows([Source(rows.name, rows.name, rows)], max_samples)
     entries = _entries(data_path)
-    found: list[tuple[int, float | None, Description | None, DataFile | DatasetSplit]] = []
-    for group, (entry, weight) in enumerate(entries):
+    found: list[tuple[int, Description | None, DataFile | DatasetSplit]] = []
+    for group, (entry, _) in enumerate(entries):
         described = description(entry)
         named = located(entry if described is None else described.path)
-        found += [(group, weight, described, each) for each in (named if isinstance(named, list) else [named])]
-    _check_once([(described, _real(each, entries[group][0])) for group, _, described, each in found])
-    names = iter(_names([(each.path, described) for _, _, described, each in found if isinstance(each, DataFile)]))
+        found += [(group, described, each) for each in (named if isinstance(named, list) else [named])]
+    _check_once([(described, _real(each, entries[group][0])) for group, described, each in found])
+    names = iter(_names([(each.path, described) for _, described, each in found if isinstance(each, DataFile)]))
     sources = [
-        Source(each.name, entries[group][0], _described(each, described), group, weight)
+        Source(each.name, entries[group][0], _described(each, described), group)
         if isinstance(each, DatasetSplit)
-        else Source(name := next(names), each.path, _described(_reader(name, each), described), group, weight)
-        for group, weight, described, each in found
+        else Source(name := next(names), each.path, _described(_reader(name, each), described), group)
+        for group, described, each in found
     ]
+    said = [entry for _, entry in entries]
+    sources = [attrs.evolve(each, weight=said[each.group].weight, own=said[each.group].own) for each in sources]
     return _first_rows(sources, max_samples)
 
 
@@ -252,21 +262,25 @@ def _count_rows(source: Source) -> int:
     return last + source.indexed
 
 
-def _entries(data_path: DataPath) -> list[tuple[str, float | None]]:
-    """List (entry, weight) of each entry."""
-    weights: list[float | None]
-    if isinstance(data_path, Mapping):
-        given: list[object] = list(data_path)
-        weights = [_weight(entry, weight) for entry, weight in data_path.items()]
-    else:
-        given = list(data_path) if isinstance(data_path, (list, tuple)) else [data_path]
-        weights = [None] * len(given)
+def _entries(data_path: DataPath) -> list[tuple[str, Entry]]:
+    """List each entry with what is said of it."""
+    given: list[object] = list(data_path) if isinstance(data_path, (list, tuple, Mapping)) else [data_path]
     if not given:
         raise DataError("`data_path` is empty: no rows were given, and no file; give rows, a file, or several")
-    return [(_entry(entry), weight) for entry, weight in zip(given, weights, strict=True)]
+    paths = [_path(entry) for entry in given]
+    if not isinstance(data_path, Mapping):
+        return [(path, Entry(None, NOTHING_OWN)) for path in paths]
+    said = dict(zip(paths, data_path.values(), strict=True))
+    if len(said) < len(paths):
+        twice = next(path for at, path in enumerate(paths) if path in paths[:at])
+        raise DataError(f"{twice} is named more than once in the data; to see its rows more often, give it a weight")
+    try:
+        return list(entries_of(said).items())
+    except DataError as error:
+        raise DataError(f"`data_path`: {error}") from error
 
 
-def _entry(entry: object) -> str:
+def _path(entry: object) -> str:
     path = os.fspath(entry) if isinstance(entry, os.PathLike) else entry
     if not isinstance(path, str) or not path:
         check_no_table(path)
@@ -274,15 +288,6 @@ def _entry(entry: object) -> str:
             f"`data_path` holds {describe(entry)}; it must be a path, a glob, a URL, 'org/name:split', or rows (dicts)"
         )
     return path
-
-
-def _weight(entry: object, weight: object) -> float:
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight) or weight <= 0:
-        raise DataError(
-            f"the weight of {entry} is {describe(weight)}; it must be a number above 0, or the entry taken out"
-            + ("" if isinstance(weight, (int, float)) else " (a mapping gives files their weights; one row is given as [row])")
-        )
-    return float(weight)
 
 
 def _described(reader: Reader, described: Description | None) -> Reader:

@@ -8,64 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import forge_data
-from forge.settings._elsewhere import hint
+from forge.settings.convert._data_sets import FILE, PROMPTED, ROLES, data_sets, rename, roles_of
 from forge.settings.convert._draft import ONLINE, Draft, plain
-
-FORMATS = {
-    "chat_template": "messages",
-    "sharegpt": "sharegpt",
-    "completion": "text",
-    "chat_template.default": "auto",
-}
-"""Type of a data set in Axolotl → data_format."""
-_PROMPTED = ("sft", "osft", "distill")
-"""Verbs that learn rows of Axolotl's own prompt types, as `axolotl:TYPE`."""
-_ROLES = {"user": ("human", "user"), "assistant": ("gpt", "assistant"), "system": ("system",), "tool": ("tool",)}
-_AS_ANYWAY: dict[str, tuple[object, ...]] = {
-    "roles_to_train": (["assistant"],),
-    "train_on_eos": ("turn",),
-    "message_field_training": ("train",),
-    "message_field_training_detail": ("train_detail",),
-    "chat_template": ("tokenizer_default",),
-    "field": ("text",),
-    "text_column": ("text",),
-    "field_tools": ("tools",),
-    "field_messages": ("messages", "conversations"),
-    "field_chosen": ("chosen",),
-    "field_rejected": ("rejected",),
-    "message_field_role": ("role", "from"),
-    "message_field_content": ("content", "value"),
-    "message_property_mappings": ({"role": "role", "content": "content"}, {"role": "from", "content": "value"}),
-    "trust_remote_code": (False,),
-}
-"""Key of a data set's entry → values with which forge reads its rows anyway."""
-_OF_AN_ENTRY = {
-    "shards": "a part of the rows: shorten the file, or name a slice of the split, org/name:train[:10%]",
-    "shards_idx": "a part of the rows: shorten the file",
-    "preprocess_shards": "files are read in constant memory",
-    "revision": "the newest revision is read",
-    "data_dir": "give the files in data_path",
-    "type": "the format is recognised from the rows; or choose data_format",
-    "columns": "columns that a format does not read are left out by themselves",
-    "chat_template": "one chat_template is that of all data sets",
-    "weight": "shares of data sets are a mapping: data_path={'a.jsonl': 0.7, 'b.jsonl': 0.3}",
-    "skip": "a part of the rows: shorten the file, or name a slice of the split, org/name:train[1000:]",
-    **dict.fromkeys(("drop_system_message", "split_thinking"), "change the messages with preprocess"),
-}
-"""Key of a data set's entry → what there is instead; other keys are those of the whole file, or name columns."""
-_COLUMNS = {
-    "field": "text",
-    "text_column": "text",
-    "field_messages": "messages",
-    "field_chosen": "chosen",
-    "field_rejected": "rejected",
-    "field_tools": "tools",
-}
-"""Key of a data set's entry that names a column → the name that forge reads."""
-_REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Fields of a message in which reasoning is read."""
-_FILE = re.compile(r"\.(jsonl?|parquet|csv|arrow)(\.\w+)?$")
-
 
 _NAMED = "a template of {library}'s by name; the tokenizer's own is taken, or give a file of the template{other}"
 _SAME_TEXT = {"Axolotl": ("chatml", "llama3", "gemma"), "LLaMA-Factory": ("chatml", "alpaca")}
@@ -146,34 +90,16 @@ _SAMPLED_BY_TRL = ("grpo", "rloo", "distill")
 
 def data(draft: Draft) -> None:
     """Read the paths of data sets, and what becomes of long rows."""
-    left, found, lost = draft.left, draft.found, draft.lost
-    kinds: list[str] = []
-    for key, setting in (("datasets", "data_path"), ("pretraining_dataset", "data_path"), ("test_datasets", "eval_data_path")):
-        given = left.pop(key, None)
-        if not given:
-            continue
-        paths: list[str] = []
-        for each in given if isinstance(given, list) else [given]:
-            paths += _paths(each, key, kinds, draft)
-        found[setting] = paths[0] if len(paths) == 1 else paths
-    formats = {each for each in (_format_of(kind, draft) for kind in kinds) if each is not None}
-    if set(kinds) == {"completion"} and "on_overflow" in draft.known:
-        found["on_overflow"] = "split"  # long texts are cut into several there too
-    if len(set(kinds)) > 1:
-        lost.append(
-            f"datasets[].type: {', '.join(kinds)}: one data_format holds for all; it is left open, and recognised from the rows"
-            + (", so that none is written in a prompt of Axolotl's own" if any(":" in each for each in formats) else "")
-        )
-    elif formats - {"auto"}:
-        found["data_format"] = formats.pop()
+    left, found = draft.left, draft.found
+    data_sets(draft)
     _named(draft)
     if draft.library == "TRL" and left.get("dataset_name"):
         name, config = str(left.pop("dataset_name")), left.pop("dataset_config", None)
         split = left.pop("dataset_train_split", None) or "train"
         on_hub = [name, *([str(config)] if config else [])]
-        found["data_path"] = name if _FILE.search(name) else ":".join([*on_hub, str(split)])
+        found["data_path"] = name if FILE.search(name) else ":".join([*on_hub, str(split)])
         test = left.pop("dataset_test_split", None) or "test"
-        if left.get("eval_strategy") not in (None, "no", False) and not _FILE.search(name):
+        if left.get("eval_strategy") not in (None, "no", False) and not FILE.search(name):
             found["eval_data_path"] = ":".join([*on_hub, str(test)])
     _evaluations(draft)
     _savings(draft)
@@ -207,7 +133,7 @@ def _order(draft: Draft) -> None:
     merged = left.pop("shuffle_merged_datasets", None)
     if left.pop("curriculum_sampling", None) is True:
         found["shuffle"] = False
-        if merged is not False and isinstance(found.get("data_path"), list):
+        if merged is not False and isinstance(found.get("data_path"), (list, dict)):
             draft.lost.append("shuffle_merged_datasets: several data sets are shuffled once there; here one follows the other")
 
 
@@ -311,16 +237,16 @@ def rows(draft: Draft) -> None:
     if isinstance(left.get("dataset_text_field"), str):
         column = left.pop("dataset_text_field")
         if column != "text":
-            _rename(column, "text", draft)
-    roles = _roles(left.get("roles_to_train"))
-    if roles and draft.verb in _PROMPTED:
+            rename(column, "text", draft)
+    roles = roles_of(left.get("roles_to_train"))
+    if roles and draft.verb in PROMPTED:
         del left["roles_to_train"]
         if roles != ["assistant"]:
             draft.found["train_on"] = ",".join(roles)
     elif left.get("train_on_inputs") is True and draft.library == "Axolotl" and draft.found.get("data_format") == "messages":
         # What every message says and its end, and nothing that the template writes around it.
         del left["train_on_inputs"]
-        draft.found["train_on"] = ",".join(_ROLES)
+        draft.found["train_on"] = ",".join(ROLES)
     draft.drop("roles_to_train", when=(["assistant"],))
     draft.drop("train_on_eos", when=("turn",))
     draft.drop("flash_attention", "flash_attn", "use_flash_attention_2", when=(True, False, "auto", "fa2"))
@@ -389,82 +315,3 @@ def _misspelt(name: str, library: str) -> str | None:
         if re.findall(r"\d+", each) == re.findall(r"\d+", plain):
             return each
     return None
-
-
-def _paths(each: Any, key: str, kinds: list[str], draft: Draft) -> list[str]:
-    """Return the paths of an entry of `datasets`; add its type to `kinds`, and its columns."""
-    lost = draft.lost
-    if not isinstance(each, Mapping):
-        return [str(each)]
-    own = dict(each)
-    path, split, files, config = (own.pop(name, None) for name in ("path", "split", "data_files", "name"))
-    kind = own.pop("type", None)
-    own.pop("ds_type", None)
-    if kind is not None and key == "datasets":
-        kinds.append(str(kind))
-        if _format_of(str(kind), draft) is None:
-            here = _OF_AN_ENTRY["type"]
-            if isinstance(kind, Mapping):
-                here += "; columns of other names are read with rename_columns ({question: prompt, answer: completion})"
-            lost.append(f"{key}[].type: {kind!r}: {here}")
-    if own.get("field_thinking") == own.get("template_thinking_key") in _REASONING:
-        del own["field_thinking"], own["template_thinking_key"]  # read under each of these names, and given to the template so
-    for name, value in own.items():
-        if name in _COLUMNS and isinstance(value, str) and value not in _AS_ANYWAY.get(name, ()):
-            _rename(value, _COLUMNS[name], draft)
-        elif name == "roles_to_train" and draft.verb in _PROMPTED and (roles := _roles(value)):
-            draft.left.setdefault("roles_to_train", roles)
-            if draft.left["roles_to_train"] != roles:
-                lost.append(f"{key}[].roles_to_train: {value!r}: one train_on holds for all data sets")
-        elif value not in (None, *_AS_ANYWAY.get(name, ())) and not (name == "roles" and _usual(value)):
-            lost.append(f"{key}[].{name}: {value!r}: {_instead(name)}")
-    if files is not None:
-        return [str(file) for file in (files if isinstance(files, list) else [files])]
-    if path is None:
-        lost.append(f"{key}[]: has no path")
-        return []
-    if _FILE.search(str(path)):
-        return [str(path)]
-    return [":".join([str(path), *([str(config)] if config else []), str(split or "train")])]
-
-
-def _roles(value: Any) -> list[str] | None:
-    """Return roles in the names that they have here; None where one is not known."""
-    names = {theirs: role for role, own in _ROLES.items() for theirs in own}
-    roles = value if isinstance(value, list) else []
-    return sorted({names[role] for role in roles}) if roles and all(role in names for role in roles) else None
-
-
-def _format_of(kind: str, draft: Draft) -> str | None:
-    """Return the format of rows that Axolotl has a type for; None where there is none."""
-    if kind in FORMATS:
-        return FORMATS[kind]
-    field = draft.known.get("data_format")
-    if field is None or field.validator is None or draft.verb not in _PROMPTED:
-        return None
-    try:
-        field.validator(None, field, f"axolotl:{kind}")
-    except ValueError:
-        return None
-    return f"axolotl:{kind}"
-
-
-def _usual(roles: Any) -> bool:
-    """Whether names of roles are those that are known anyway."""
-    return isinstance(roles, Mapping) and all(
-        isinstance(names, list) and set(map(str, names)) <= set(_ROLES.get(str(role), ())) for role, names in roles.items()
-    )
-
-
-def _instead(name: str) -> str:
-    """Say what there is instead of a key of a data set's entry."""
-    other = "rename columns with rename_columns" if "field" in name else "forge has nothing of the kind"
-    return _OF_AN_ENTRY.get(name) or hint(name, ()) or other
-
-
-def _rename(column: str, ours: str, draft: Draft) -> None:
-    """Read a column under the name that forge's formats have for it."""
-    names = dict(draft.found.get("rename_columns") or {})  # type: ignore[call-overload]
-    if names.setdefault(column, ours) != ours:
-        draft.lost.append(f"datasets[]: the column {column!r} is {names[column]} of one data set and {ours} of another")
-    draft.found["rename_columns"] = names

@@ -1,0 +1,219 @@
+"""Entries of `datasets:` in Axolotl and TRL → paths, and the format and columns of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from forge.settings._elsewhere import hint
+from forge.settings.convert._draft import Draft
+
+FORMATS = {
+    "chat_template": "messages",
+    "sharegpt": "sharegpt",
+    "completion": "text",
+    "chat_template.default": "auto",
+}
+"""Type of a data set in Axolotl → data_format."""
+PROMPTED = ("sft", "osft", "distill")
+"""Verbs that learn rows of Axolotl's own prompt types, as `axolotl:TYPE`."""
+ROLES = {"user": ("human", "user"), "assistant": ("gpt", "assistant"), "system": ("system",), "tool": ("tool",)}
+_AS_ANYWAY: dict[str, tuple[object, ...]] = {
+    "roles_to_train": (["assistant"],),
+    "train_on_eos": ("turn",),
+    "message_field_training": ("train",),
+    "message_field_training_detail": ("train_detail",),
+    "chat_template": ("tokenizer_default",),
+    "field": ("text",),
+    "text_column": ("text",),
+    "field_tools": ("tools",),
+    "field_messages": ("messages", "conversations"),
+    "field_chosen": ("chosen",),
+    "field_rejected": ("rejected",),
+    "message_field_role": ("role", "from"),
+    "message_field_content": ("content", "value"),
+    "message_property_mappings": ({"role": "role", "content": "content"}, {"role": "from", "content": "value"}),
+    "trust_remote_code": (False,),
+}
+"""Key of a data set's entry → values with which forge reads its rows anyway."""
+_OF_AN_ENTRY = {
+    "shards": "a part of the rows: shorten the file, or name a slice of the split, org/name:train[:10%]",
+    "shards_idx": "a part of the rows: shorten the file",
+    "preprocess_shards": "files are read in constant memory",
+    "revision": "the newest revision is read",
+    "data_dir": "give the files in data_path",
+    "type": "the format is recognised from the rows; or choose data_format",
+    "columns": "columns that a format does not read are left out by themselves",
+    "chat_template": "one chat_template is that of all data sets",
+    "weight": "shares of data sets are a mapping: data_path={'a.jsonl': 0.7, 'b.jsonl': 0.3}",
+    "skip": "a part of the rows: shorten the file, or name a slice of the split, org/name:train[1000:]",
+    **dict.fromkeys(("drop_system_message", "split_thinking"), "change the messages with preprocess"),
+}
+"""Key of a data set's entry → what there is instead; other keys are those of the whole file, or name columns."""
+_COLUMNS = {
+    "field": "text",
+    "text_column": "text",
+    "field_messages": "messages",
+    "field_chosen": "chosen",
+    "field_rejected": "rejected",
+    "field_tools": "tools",
+}
+"""Key of a data set's entry that names a column → the name that forge reads."""
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Fields of a message in which reasoning is read."""
+FILE = re.compile(r"\.(jsonl?|parquet|csv|arrow)(\.\w+)?$")
+
+
+class _DataSet(NamedTuple):
+    """A data set of the file."""
+
+    setting: str
+    """`data_path` or `eval_data_path`."""
+    path: str
+    kind: str | None
+    """Its type in Axolotl; None where it names none."""
+    format: str
+    """Format of its rows; `auto` where there is none of that type."""
+    columns: dict[str, str]
+    """Columns that are read under another name, each with that name."""
+
+
+def data_sets(draft: Draft) -> None:
+    """Read the data sets, in formats and with columns of their own where these are not the same."""
+    left, found = draft.left, draft.found
+    read: list[_DataSet] = []
+    for key, setting in (("datasets", "data_path"), ("pretraining_dataset", "data_path"), ("test_datasets", "eval_data_path")):
+        given = left.pop(key, None)
+        if not given:
+            continue
+        first = len(read)
+        for each in given if isinstance(given, list) else [given]:
+            read += _entry(each, key, setting, draft)
+        paths = [each.path for each in read[first:]]
+        found[setting] = paths[0] if len(paths) == 1 else paths
+    kinds = {each.kind for each in read if each.setting == "data_path"}
+    if kinds == {"completion"} and "on_overflow" in draft.known:
+        found["on_overflow"] = "split"  # long texts are cut into several there too
+    elif "completion" in kinds:
+        draft.lost.append(
+            "datasets[].type: completion: longer texts are cut into several there; here on_overflow is one for all data sets"
+        )
+    # Held-out rows of which nothing is said are read as those that are trained on.
+    said = [each for each in read if each.setting == "data_path" or each.kind is not None or each.columns]
+    one_format, one_naming = (
+        all(getattr(each, name) == getattr(said[0], name) for each in said) for name in ("format", "columns")
+    )
+    if said and one_format and said[0].format != "auto":
+        found["data_format"] = said[0].format
+    if said and one_naming and said[0].columns:
+        found["rename_columns"] = said[0].columns
+    if one_format and one_naming:
+        return
+    if not one_format and left.get("train_on_inputs") is True and any(each.format == "messages" for each in read):
+        draft.lose(
+            "train_on_inputs", "of conversations every message is learned there, and of other rows all; one train_on holds"
+        )
+    for setting in dict.fromkeys(each.setting for each in read):
+        mixed: dict[str, dict[str, object]] = {}
+        for each in read:
+            if each.setting != setting:
+                continue
+            if each.path in mixed:
+                draft.lost.append(
+                    f"datasets[].path: {each.path!r}: is there twice, and an entry of {setting} is read in one way: give a "
+                    "copy of the file"
+                )
+            own: dict[str, object] = {} if one_format or each.format == "auto" else {"data_format": each.format}
+            own |= {} if one_naming or not each.columns else {"rename_columns": each.columns}
+            mixed.setdefault(each.path, own)
+        if any(mixed.values()):
+            found[setting] = mixed
+
+
+def _entry(each: Any, key: str, setting: str, draft: Draft) -> list[_DataSet]:
+    """Read an entry of `datasets`, which may name several files."""
+    lost = draft.lost
+    if not isinstance(each, Mapping):
+        return [_DataSet(setting, str(each), None, "auto", {})]
+    own = dict(each)
+    path, split, files, config = (own.pop(name, None) for name in ("path", "split", "data_files", "name"))
+    kind, named = own.pop("type", None), None
+    own.pop("ds_type", None)
+    if kind is not None and key != "pretraining_dataset":
+        named = _format_of(str(kind), draft)
+        if named is None:
+            here = _OF_AN_ENTRY["type"]
+            if isinstance(kind, Mapping):
+                here += "; columns of other names are read with rename_columns ({question: prompt, answer: completion})"
+            lost.append(f"{key}[].type: {kind!r}: {here}")
+    if own.get("field_thinking") == own.get("template_thinking_key") in _REASONING:
+        del own["field_thinking"], own["template_thinking_key"]  # read under each of these names, and given to the template so
+    columns: dict[str, str] = {}
+    for name, value in own.items():
+        if name in _COLUMNS and isinstance(value, str) and value not in _AS_ANYWAY.get(name, ()):
+            _name(columns, value, _COLUMNS[name], lost)
+        elif name == "roles_to_train" and draft.verb in PROMPTED and (roles := roles_of(value)):
+            draft.left.setdefault("roles_to_train", roles)
+            if draft.left["roles_to_train"] != roles:
+                lost.append(f"{key}[].roles_to_train: {value!r}: one train_on holds for all data sets")
+        elif value not in (None, *_AS_ANYWAY.get(name, ())) and not (name == "roles" and _usual(value)):
+            lost.append(f"{key}[].{name}: {value!r}: {_instead(name)}")
+    if files is not None:
+        paths = [str(file) for file in (files if isinstance(files, list) else [files])]
+    elif path is None:
+        lost.append(f"{key}[]: has no path")
+        paths = []
+    elif FILE.search(str(path)):
+        paths = [str(path)]
+    else:
+        paths = [":".join([str(path), *([str(config)] if config else []), str(split or "train")])]
+    of_kind = None if kind is None or key == "pretraining_dataset" else str(kind)
+    known = named if named is not None and "data_format" in draft.known else "auto"
+    return [_DataSet(setting, each, of_kind, known, columns) for each in paths]
+
+
+def roles_of(value: Any) -> list[str] | None:
+    """Return roles in the names that they have here; None where one is not known."""
+    names = {theirs: role for role, own in ROLES.items() for theirs in own}
+    roles = value if isinstance(value, list) else []
+    return sorted({names[role] for role in roles}) if roles and all(role in names for role in roles) else None
+
+
+def _format_of(kind: str, draft: Draft) -> str | None:
+    """Return the format of rows that Axolotl has a type for; None where there is none."""
+    if kind in FORMATS:
+        return FORMATS[kind]
+    field = draft.known.get("data_format")
+    if field is None or field.validator is None or draft.verb not in PROMPTED:
+        return None
+    try:
+        field.validator(None, field, f"axolotl:{kind}")
+    except ValueError:
+        return None
+    return f"axolotl:{kind}"
+
+
+def _usual(roles: Any) -> bool:
+    """Whether names of roles are those that are known anyway."""
+    return isinstance(roles, Mapping) and all(
+        isinstance(names, list) and set(map(str, names)) <= set(ROLES.get(str(role), ())) for role, names in roles.items()
+    )
+
+
+def _instead(name: str) -> str:
+    """Say what there is instead of a key of a data set's entry."""
+    other = "rename columns with rename_columns" if "field" in name else "forge has nothing of the kind"
+    return _OF_AN_ENTRY.get(name) or hint(name, ()) or other
+
+
+def rename(column: str, ours: str, draft: Draft) -> None:
+    """Read a column of all data sets under the name that forge's formats have for it."""
+    names = dict(draft.found.get("rename_columns") or {})  # type: ignore[call-overload]
+    _name(names, column, ours, draft.lost)
+    draft.found["rename_columns"] = names
+
+
+def _name(names: dict[str, str], column: str, ours: str, lost: list[str]) -> None:
+    if names.setdefault(column, ours) != ours:
+        lost.append(f"datasets[]: the column {column!r} is {names[column]} of a data set, and {ours} too")
