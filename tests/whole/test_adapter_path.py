@@ -212,37 +212,6 @@ def test_other_kinds(kind: str, model_dir: Path, folder: Path, tmp_path: Path) -
     assert held_out(tmp_path / "second")[0] == pytest.approx(held_out(tmp_path / "first")[-1], rel=1e-5)
 
 
-TUNERS: dict[str, dict[str, Any]] = {
-    "vera": {"vera_rank": 8},
-    "prefix": {"num_virtual_tokens": 3},
-    "ia3": {},
-    "prompt": {"num_virtual_tokens": 3},
-    "adapter_prompt": {"num_virtual_tokens": 3},
-    "oft": {"oft_block_size": 4},
-    "hra": {"lora_r": 4},
-    "loha": {"lora_r": 4},
-    "lokr": {"lora_r": 2},
-    "miss": {"lora_r": 4},
-    "randlora": {"lora_r": 4},
-    "fourierft": {"fourier_n_frequency": 20},
-    "c3a": {"c3a_block_size": 4},
-}
-
-
-@pytest.mark.parametrize("kind", ci_keeps(["vera", "prefix"], list(TUNERS)))
-def test_every_kind_goes_on_where_it_ended(kind: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
-    """The first held-out loss is the last of the run before; halves end with the bits of a run in one piece."""
-    given = {**settings_of("sft", model_dir, folder), **LORA, "adapter": kind, **TUNERS[kind]}
-    first = Path(run_verb("sft", {**given, "ckpt_output_dir": str(tmp_path / "first")})["model_dir"])
-    whole = going_on("sft", model_dir, folder, first, tmp_path / "whole", adapter=kind, max_steps=3)
-    one = Path(run_verb("sft", whole)["model_dir"])
-    assert held_out(tmp_path / "whole")[0] == pytest.approx(held_out(tmp_path / "first")[-1], rel=1e-5)
-    halves = {**whole, "ckpt_output_dir": str(tmp_path / "halves")}
-    run_verb("sft", {**halves, "max_steps": 2})
-    other = Path(run_verb("sft", halves)["model_dir"])
-    assert (one / WEIGHTS).read_bytes() == (other / WEIGHTS).read_bytes()
-
-
 def test_a_wrong_base_is_refused(model_dir: Path, folder: Path, adapter: Path, tmp_path: Path) -> None:
     """Other weights than those that forge recorded; where PEFT recorded none, another name is a warning."""
     other = tmp_path / "other"

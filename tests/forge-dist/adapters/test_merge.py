@@ -141,6 +141,42 @@ def test_an_adapter_on_the_head_of_an_untied_model_is_merged(adapter):
     assert merge_adapter(adapter(config, "llama-untied"), ROWS).difference <= 1e-5
 
 
+@pytest.fixture
+def of_peft(save_base, tmp_path):
+    """`of_peft(**options)`: the directory of a LoRA that plain PEFT wrote."""
+
+    def write(**options):
+        base = load_model(save_base("llama-untied"), dtype=torch.float32, device="cpu")
+        config = peft.LoraConfig(r=2, task_type="CAUSAL_LM", **{"target_modules": ["q_proj"], **options})
+        peft.get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
+        return tmp_path / "adapter"
+
+    return write
+
+
+@pytest.mark.filterwarnings("ignore:Setting .save_embedding_layers.:UserWarning")
+def test_the_weight_of_a_head_beside_its_factors_is_read(of_peft):
+    """PEFT writes it with the adapter, and reads it into the base."""
+    directory = of_peft(target_modules=["lm_head"], init_lora_weights=False)
+    assert "base_model.model.lm_head.base_layer.weight" in load_file(directory / "adapter_model.safetensors")
+    assert merge_adapter(directory, ROWS).difference <= 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:.lora_bias=True. was passed:UserWarning", "ignore:.*have invalid shape:UserWarning")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lora_bias": True}, "cannot be merged: .*because the base layer has no bias; use the adapter beside its base"),
+        ({"alora_invocation_tokens": [5, 6]}, "cannot be merged: aLoRA does not support safe merging; use the adapter beside"),
+        ({"init_lora_weights": "pissa_niter_2"}, "a random approximation, which PEFT would draw anew: write it with"),
+    ],
+)
+def test_what_no_weight_can_hold_is_refused(options, message, of_peft):
+    """And what PEFT would read otherwise than it was written."""
+    with pytest.raises(ModelError, match=message):
+        merge_adapter(of_peft(**options), ROWS)
+
+
 @pytest.mark.parametrize("targets", [["q_proj"], ["layers.0.shared_transf.self_attn.q_proj"]])
 def test_an_adapter_on_a_weight_of_several_layers_is_refused(targets, adapter_of_zamba):
     """Zamba's blocks are one: what one adapter adds would change the layers of the other. Both names are given."""

@@ -28,7 +28,8 @@ _INIT: InitLoraWeights = "default"
 
 SUBTRACTED = ("olora", "pissa", "pissa_niter_16")
 """Initialisations whose first product B₀ A₀ is subtracted again, so that training begins at the base."""
-
+STORED = ("pissa", "olora", "mica")
+"""Initialisations that say, of an adapter in a directory too, what of it stays."""
 
 LAYERS = re.compile(r"(?P<end>first|last):(?P<number>\d{1,6})(?P<rest>(\..*)?)")
 """One of `unfrozen_parameters` that means so many layers, and what of each."""
@@ -268,7 +269,8 @@ class AdapterSettings:
                 self._refuse_unread(field.name, "adapter", readers)
         self._refuse_unread("double_quant", "quant_type", ["nf4", "fp4"])
         for name in ("init_lora_weights", "prompt_init_text", "prefix_projection") if self.adapter_path is not None else ():
-            if (value := getattr(self, name)) != getattr(attrs.fields(type(self)), name).default:
+            possible = (getattr(attrs.fields(type(self)), name).default, *(STORED if name == "init_lora_weights" else ()))
+            if (value := getattr(self, name)) not in possible:
                 raise ValueError(
                     f"{name}={value!r} has no effect with adapter_path, which holds the first values; leave one out"
                 )

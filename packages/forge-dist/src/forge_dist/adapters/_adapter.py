@@ -54,13 +54,19 @@ def read_adapter(
 
     Raises:
         ValueError: there are no safetensors (PEFT would unpickle adapter_model.bin), or they are not the adapter that the
-            configuration describes (PEFT would only warn).
+            configuration describes (PEFT would only warn); or they belong beside a base that nobody knows again.
     """
     from peft import PeftModel
 
     from forge_dist._safetensors import read_directory
 
     stored = read_directory(folder, "adapter_model")
+    init = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("init_lora_weights")
+    if str(init).startswith("pissa_niter_"):
+        raise ValueError(
+            f"it belongs beside a base that init_lora_weights={init} changed by a random approximation, which PEFT would draw "
+            "anew: write it with PEFT's save_pretrained(path_initial_model_for_weight_conversion=...) first"
+        )
     with warnings.catch_warnings():
         # PEFT uses an older name of transformers', and warns of missing keys, which are checked right below.
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
@@ -72,7 +78,9 @@ def read_adapter(
         else:
             model = PeftModel.from_pretrained(base, str(folder), adapter_name=name)
     selected, computed = peft_selection(model, name)
-    differing = stored.keys() ^ {*selected, *computed}
+    # PEFT writes the weight of an embedding or head beside its low-rank factors, and reads it into the base.
+    of_base = {key for key in stored if key.endswith(".base_layer.weight")}.intersection(model.state_dict())
+    differing = (stored.keys() - of_base) ^ {*selected, *computed}
     if differing:
         raise ValueError(
             f"{folder / WEIGHTS} and adapter_config.json disagree about the tensor {min(differing)} ({len(differing)} such)"

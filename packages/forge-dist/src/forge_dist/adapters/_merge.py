@@ -95,8 +95,11 @@ def merge_adapter(
     if from_codes:
         del model  # PEFT would round what it merged to codes again
         model = _on_dequantized(path, task)
-    with quiet_transformers():
-        merged = model.merge_and_unload(safe_merge=True).eval()
+    try:
+        with quiet_transformers():
+            merged = model.merge_and_unload(safe_merge=True).eval()
+    except (NotImplementedError, RuntimeError) as error:  # a form of adapter that no weight can hold
+        raise ModelError(f"{path} cannot be merged: {str(error).rstrip('.')}; {_HOW}") from error
     if from_codes:
         _restore_conv1d(merged)
     difference = relative_difference(before, logits_of(merged, samples))

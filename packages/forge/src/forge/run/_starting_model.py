@@ -175,7 +175,7 @@ def with_adapter(s: Any) -> Any:
         origin, given = s.origins[name], getattr(s.adapter, name)
         if origin != "default" and not origin.startswith("chosen") and given is not None and given != value:
             raise SettingsError(
-                f"{name}={given:g}{origin_note(origin)}: the adapter in adapter_path {stored.folder} has "
+                f"{stored.as_setting(name, given)}{origin_note(origin)}: the adapter in adapter_path {stored.folder} has "
                 f"{stored.said(name)}. Leave {name} out."
             )
         if value is not None:
@@ -268,7 +268,8 @@ def _tell_base(s: Any, folder: Path, report: Reporter) -> None:
     named, recorded = stored.base, _recorded(folder)
     held = None if recorded is None else recorded.quantization
     was = None if held is None else 8 if held.get("load_in_8bit") else 4
-    bits = None if s.adapter.adapter != "qlora" else 8 if s.adapter.quant_type == "int8" else 4
+    quantized = forge_algos.adaptations.ADAPTERS[s.adapter.adapter].quantized
+    bits = None if not quantized else 8 if s.adapter.quant_type == "int8" else 4
     if was is not None and was != bits:
         here = (
             f"adapter={s.adapter.adapter} has a whole one" if bits is None else f"quant_type={s.adapter.quant_type} has {bits}"

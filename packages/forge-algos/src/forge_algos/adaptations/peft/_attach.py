@@ -270,15 +270,18 @@ def _check_attached(model: Any, planned: set[str]) -> None:
         )
 
 
-def check_tops(model: nn.Module, targets: Sequence[str]) -> None:
-    """Refuse targets on which an adapter would be lost: `score`, which PEFT skips; a tied head."""
+def check_tops(model: nn.Module, targets: Sequence[str], *, stored: bool = False) -> None:
+    """Refuse targets on which an adapter would be lost: `score`, which PEFT skips; a tied head.
+
+    One that is `stored` is there: on a tied head it trains, and stays beside its base.
+    """
     top, table = head(model), embeddings(model)
     tied = top is not None and table is not None and top.weight is table.weight
     for name in targets:
         module = model.get_submodule(name)
         if module is score(model):
             raise AdapterError(f"target_modules: {name} is trained whole beside the adapters already; leave it out")
-        if module is top and tied:
+        if module is top and tied and not stored:
             raise AdapterError(
                 f"target_modules: {name} shares its weight with the embeddings, so that an adapter on it could not be merged; "
                 "leave it out"

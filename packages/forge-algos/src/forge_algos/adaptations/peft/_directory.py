@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from forge_algos._errors import AdapterError
-from forge_algos.settings._adapter import AdapterSettings
+from forge_algos.settings._adapter import STORED, AdapterSettings
 from forge_algos.settings._adapter_table import ADAPTERS
 from forge_algos.settings._validators import either
 
@@ -21,13 +21,14 @@ _OF_LORA = frozenset(
     """task_type peft_type auto_mapping peft_version base_model_name_or_path revision inference_mode r target_modules
     exclude_modules lora_alpha lora_dropout fan_in_fan_out use_rslora use_dora modules_to_save init_lora_weights
     layers_to_transform layers_pattern rank_pattern alpha_pattern megatron_core trainable_token_indices target_parameters
-    qalora_group_size ensure_weight_tying eva_config corda_config lora_ga_config loftq_config runtime_config""".split()
+    qalora_group_size ensure_weight_tying eva_config corda_config lora_ga_config loftq_config runtime_config
+    lora_bias""".split()
 )
 """Fields of PEFT's LoraConfig that may have any value: attached as they are, or of no effect on an adapter with weights."""
 _NOT_TRAINED = {"bias": "biases of the base", "coft": "rotations that are pulled back in each forward"}
 """Fields of the other kinds' configurations that are refused → what they would train."""
-_BASE_STAYS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-"""`init_lora_weights` of adapters beside which the base keeps its weights."""
+_BASE_STAYS = (True, False, None, "gaussian", "eva", "orthogonal")
+"""`init_lora_weights` of adapters beside which the base keeps its weights, and which train as any other."""
 _RUNS = ("lora_dropout", "prefix_projection")
 """Settings of adapters that are the run's, and no part of an adapter's shape."""
 
@@ -51,7 +52,14 @@ class StoredAdapter:
     def said(self, name: str) -> str:
         """Return what the adapter has in place of a setting of `shape`, for messages."""
         value = self.shape[name]
-        return f"r={self.config['r']} blocks, of any size" if value is None else f"{name}={value:g}"
+        if value is None:
+            return f"r={self.config['r']} blocks, of any size"
+        return self.as_setting(name, value)
+
+    @staticmethod
+    def as_setting(name: str, value: Any) -> str:
+        """Return a setting and its value as they are given."""
+        return f"{name}={value}" if isinstance(value, str) else f"{name}={value:g}"
 
 
 def stored_adapter(directory: str | Path, adapter: str) -> StoredAdapter:
@@ -134,6 +142,9 @@ def _shape(folder: Path, config: Mapping[str, Any], name: str) -> dict[str, Any]
             wrong[argument] = value
         else:
             found[setting] = float(value) if isinstance(field.default, float) else value
+    if "init_lora_weights" in kind.reads:
+        init = config.get("init_lora_weights")
+        found["init_lora_weights"] = init if init in STORED else "default"
     patterns = {name: config.get(name, {}) for name in ("rank_pattern", "alpha_pattern")}
     wrong |= {name: value for name, value in patterns.items() if not isinstance(value, dict)}
     if wrong:
@@ -145,7 +156,7 @@ def _shape(folder: Path, config: Mapping[str, Any], name: str) -> dict[str, Any]
 def _check_options(folder: Path, config: Mapping[str, Any]) -> None:
     """Refuse what PEFT's configuration has and nothing here trains."""
     init = config.get("init_lora_weights", True)
-    if init not in _BASE_STAYS:
+    if init not in (*_BASE_STAYS, *STORED):
         raise AdapterError(
             f"adapter_path {folder}: belongs beside a base that init_lora_weights={init} changed as it began, and not "
             "beside the model itself: write it with PEFT's save_pretrained(path_initial_model_for_weight_conversion=...) first"

@@ -68,7 +68,7 @@ class Lora:
         ranks = {name: rank for name, rank in every.items() if rank}
         if not ranks and not experts:
             raise AdapterError("rank_pattern gives every target rank 0, so that nothing would train; leave an entry out")
-        _check_init(model, settings, ranks, experts, context)
+        check_init(model, settings, ranks, experts, context)
         alphas = alphas_of(settings, list(ranks), experts)
         defaults = _doubled(settings, settings.lora_r, settings.lora_alpha)
         chosen = {name: _doubled(settings, rank, alphas[name]) for name, rank in ranks.items()}
@@ -106,9 +106,13 @@ class Lora:
             lines.append(f"init_lora_weights={init}" + (": B stays, A trains" if init == "mica" else ""))
         return [*lines, *(["lora_fa: A stays, B trains"] if self.settings.lora_fa else [])]
 
-    def initialise(self, model: "PeftModel") -> "Halves | None":
+    def initialise(self, model: "PeftModel", *, stored: bool = False) -> "Halves | None":
         """Give the layers of PEFT's model their first values, and keep what does not train.
         Collective on a divided model.
+
+        Args:
+            model: with the layers as PEFT attached them.
+            stored: whether the values of what trains are read afterwards, so that only those of what is subtracted count.
 
         Returns:
             What keeps the halves that are subtracted; None where nothing is.
@@ -121,7 +125,7 @@ class Lora:
             with torch.no_grad():
                 if init == "eva" and not outline:
                     A.weight.copy_(self.directions[name])
-                elif init not in ("default", "gaussian") and not outline:
+                elif init not in ("default", "gaussian") and not outline and (self.settings.subtracts or not stored):
                     below, scale = layer.get_base_layer(), layer.scaling["default"]
                     first, second = _same_on_all(below.weight, *_drawn(below, init, rank, scale))
                     if self.settings.subtracts:
@@ -136,10 +140,21 @@ class Lora:
         return Halves(base, self.ranks) if self.settings.subtracts else None
 
 
-def _check_init(
+def check_init(
     model: nn.Module, settings: AdapterSettings, ranks: Mapping[str, int], experts: Sequence[str], context: Context
 ) -> None:
-    """Refuse an initialisation that does not fit the targets."""
+    """Refuse an initialisation that does not fit the targets.
+
+    Args:
+        model: the base, before PEFT.
+        settings: of the adapter.
+        ranks: rank of each linear layer among the targets by its full name.
+        experts: expert matrices among them.
+        context: what measures the directions of inputs.
+
+    Raises:
+        AdapterError: the initialisation, the target, and what would do.
+    """
     init = settings.init_lora_weights
     chosen = "lora_fa=True" if settings.lora_fa else f"init_lora_weights={init}"
     if experts and (settings.lora_fa or init not in ("default", "gaussian")):
@@ -244,7 +259,7 @@ def _by_nearest_gradient(B: Any, A: Any, scale: float, x: torch.Tensor) -> torch
     weight = B.weight.to(x.dtype) if not torch.is_autocast_enabled(x.device.type) else B.weight
     if torch.is_grad_enabled() and weight.requires_grad:
         weight = _Nearest.apply(weight, A.weight, scale)
-    return nn.functional.linear(x, weight)
+    return nn.functional.linear(x, weight, None if B.bias is None else B.bias.to(weight.dtype))
 
 
 class _Nearest(torch.autograd.Function):
@@ -271,7 +286,7 @@ def _drawn(base: Any, init: str, rank: int, scale: float) -> tuple[torch.Tensor,
     """Return A [r, M] and B [N, r] as PEFT initialises them beside a plain layer of this weight."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    weight = _whole(base)
+    weight = whole_weight(base)
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     linear.weight = nn.Parameter(weight, requires_grad=False)
     alone: Any = nn.ModuleDict({"layer": linear})
@@ -282,8 +297,8 @@ def _drawn(base: Any, init: str, rank: int, scale: float) -> tuple[torch.Tensor,
     return layer.lora_A["default"].weight.detach(), layer.lora_B["default"].weight.detach()
 
 
-def _whole(base: Any) -> torch.Tensor:
-    """Return the weight [N, M] of a linear layer in float32, whole, as a copy.
+def whole_weight(base: Any) -> torch.Tensor:
+    """Return the weight [N, M] of a linear layer or embedding in float32, whole, as a copy.
     Collective where it is divided.
     """
     weight: Any = base.weight.detach()

@@ -37,9 +37,16 @@ from forge_algos.adaptations.peft._dora import dora_attached
 from forge_algos.adaptations.peft._experts import keep_order
 from forge_algos.adaptations.peft._input_casts import follow_autocast
 from forge_algos.adaptations.peft._limits import check_layers
-from forge_algos.adaptations.peft._lora_init import Lora
+from forge_algos.adaptations.peft._lora_init import Lora, whole_weight
 from forge_algos.adaptations.peft._lora_patterns import alphas_of, ranks_of
 from forge_algos.adaptations.peft._prompts import described_tokens, with_virtual_tokens
+from forge_algos.adaptations.peft._stored_subtracted import (
+    check_subtracted,
+    double,
+    doubled_shapes,
+    scale_of_double,
+    with_second_halves,
+)
 from forge_algos.settings._adapter import AdapterSettings
 from forge_algos.settings._adapter_table import ADAPTERS
 
@@ -76,9 +83,15 @@ def attach_stored(model: nn.Module, settings: AdapterSettings, context: Context)
     if isinstance(config, _prompt_classes()):
         return _with_virtual_tokens(model, settings, stored, config, shapes)
     modules = dict(model.named_modules())
-    linear = [name for name in _holders(shapes, modules) if is_linear(modules[name])]
+    holders = _holders(shapes, modules)
+    linear = [name for name in holders if is_linear(modules[name])]
+    ranks = {name: shapes[f"{_PREFIX}{name}.lora_A.weight"][0] for name in linear if f"{_PREFIX}{name}.lora_A.weight" in shapes}
     wanted = _Wanted.of(model, settings, context.parts)
-    check_tops(model, linear)
+    if settings.subtracts:
+        check_subtracted(model, settings, config, ranks, holders)
+        double(config)
+        shapes = doubled_shapes(shapes)
+    check_tops(model, linear, stored=True)
     check_layers(model, settings, linear)
     rows = getattr(config, "trainable_token_indices", None)
     if isinstance(rows, list):  # PEFT's short form: rows of the embedding
@@ -97,17 +110,19 @@ def attach_stored(model: nn.Module, settings: AdapterSettings, context: Context)
     _compare(attached, stored, shapes)
     keep_order(attached, sorted(getattr(attached.base_model, "targeted_parameter_names", ())))
     trained_rows.prepare(attached)
-    _load(attached, stored)
     wanted.check(attached, stored)
-    if settings.reads("lora_fa"):
-        found = attached.base_model.targeted_module_names
-        of_a = {name: module.r["default"] for name, module in attached.get_base_model().named_modules() if name in found}
-        Lora(settings=settings, ranks=of_a, left_out=(), directions={}, arguments={}).initialise(attached)
+    halves = None
+    if settings.reads("init_lora_weights"):
+        own = attached.base_model.targeted_module_names
+        found = {name: rank for name, rank in ranks.items() if name in own}
+        lora = Lora(settings=settings, ranks=found, left_out=(), directions={}, arguments={})
+        lines += lora.notes
+        halves = lora.initialise(attached, stored=True)
+    _load(attached, stored, halved=settings.subtracts)
     follow_autocast(attached)
     lines = with_full_factors(lines, attached, settings)
-    lines += [_goes_on(stored), *(["lora_fa: A stays, B trains"] if settings.lora_fa else [])]
     attach = trained_rows.read_onto if beside else None
-    return PeftAdaptation(attached, *lines, attach=attach, identity=_digest(stored))
+    return PeftAdaptation(attached, *lines, _goes_on(stored), attach=attach, halves=halves, identity=_digest(stored))
 
 
 def _with_virtual_tokens(
@@ -164,7 +179,8 @@ def _with_shape(settings: AdapterSettings, stored: StoredAdapter) -> AdapterSett
         given = getattr(settings, name)
         if given not in (value, fields[name].default):
             raise AdapterError(
-                f"{name}={given:g}: the adapter in adapter_path {stored.folder} has {stored.said(name)}: leave {name} out"
+                f"{stored.as_setting(name, given)}: the adapter in adapter_path {stored.folder} has {stored.said(name)}: "
+                f"leave {name} out"
             )
     return attrs.evolve(settings, **{name: value for name, value in stored.shape.items() if value is not None})
 
@@ -215,13 +231,7 @@ def _shapes(stored: StoredAdapter) -> dict[str, tuple[int, ...]]:
 def _compare(model: "PeftModel", stored: StoredAdapter, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise AdapterError where the file is not the adapter that was attached, tensor for tensor."""
     expected = {name: tuple(tensor.shape) for name, tensor in _tensors(model).items()}
-    if frozen := [name for name in shapes if name.endswith(".base_layer.weight")]:
-        raise AdapterError(
-            f"adapter_path {stored.folder}: it trains {frozen[0].removesuffix('.base_layer.weight').removeprefix(_PREFIX)} by "
-            "low-rank factors and holds that layer's own weight too, which belongs to the base: merge it (forge export --merge "
-            "or PEFT's merge_and_unload) and begin another adapter"
-        )
-    given = _as_now(model, shapes)
+    given = _as_now(model, {name: shape for name, shape in shapes.items() if not _is_of_base(name)})
     if _is_outline(model):
         # It may have fewer layers than its model.
         kinds = {_numberless(name) for name in expected}
@@ -241,15 +251,55 @@ def _compare(model: "PeftModel", stored: StoredAdapter, shapes: Mapping[str, tup
         raise AdapterError(
             f"{where}: {name}{_more(differing)} is {list(given[name])} there, and {list(expected[name])} here. {remedy}"
         )
+    for name in filter(_is_of_base, shapes):
+        _compare_with_base(model, stored, name)
+
+
+def _is_of_base(name: str) -> bool:
+    """Return whether a tensor in a file is a weight of the base, which PEFT writes of an embedding or head that it adapts."""
+    return name.endswith(".base_layer.weight")
+
+
+def _compare_with_base(model: "PeftModel", stored: StoredAdapter, name: str) -> None:
+    """Raise AdapterError where a weight of the base in the file is not the model's; collective on a divided model."""
+    from safetensors import safe_open
+
+    layer = name.removeprefix(_PREFIX).removesuffix(".base_layer.weight")
+    base: Any = model.get_base_model().get_submodule(layer).base_layer
+    if base.weight.is_meta:
+        return
+    if not base.weight.numel() or hasattr(base.weight, "ds_id") or 0 in base.weight.stride():
+        raise AdapterError(
+            f"adapter_path {stored.folder}: it holds the weight of {layer} too, and strategy=hsdp and zero3 have the model's "
+            "nowhere whole to compare: use strategy=fsdp2, ddp or zero2"
+        )
+    with safe_open(str(stored.folder / WEIGHTS), "pt") as file:
+        theirs = file.get_tensor(name)
+    ours = whole_weight(base).cpu()
+    # Whichever of both was rounded when it was loaded.
+    least = min(theirs.dtype, base.weight.dtype, key=lambda dtype: dtype.itemsize)
+    if theirs.shape != ours.shape or not torch.equal(theirs.to(least), ours.to(least)):
+        raise AdapterError(
+            f"adapter_path {stored.folder}: it trains {layer} by low-rank factors and holds that layer's own weight too, which "
+            "is another one than in model_path: merge it (forge export --merge or PEFT's merge_and_unload) and begin another "
+            "adapter"
+        )
 
 
 def _tensors(model: "PeftModel") -> Mapping[str, torch.Tensor]:
     """Return name in the file → tensor of the adapter as it was attached."""
     from peft import get_peft_model_state_dict
+    from peft.utils.other import ModulesToSaveWrapper
 
     if model.active_peft_config.is_prompt_learning:
         encoder: Any = model.prompt_encoder["default"]
-        return {_TOKENS: encoder.embedding.weight}
+        beside = {
+            f"{name}.{own}": parameter
+            for name, module in model.named_modules()
+            if isinstance(module, ModulesToSaveWrapper)
+            for own, parameter in module.modules_to_save["default"].named_parameters()
+        }
+        return {_TOKENS: encoder.embedding.weight, **beside}
     return get_peft_model_state_dict(model, save_embedding_layers=False)
 
 
@@ -284,20 +334,26 @@ def _as_now(model: "PeftModel", shapes: Mapping[str, tuple[int, ...]]) -> dict[s
     return {name: tuple(tensor.shape) for name, tensor in found.items()}
 
 
-def _load(model: "PeftModel", stored: StoredAdapter) -> None:
-    """Give the adapter its values; on a divided model collective where PEFT divides them."""
+def _load(model: "PeftModel", stored: StoredAdapter, *, halved: bool = False) -> None:
+    """Give the adapter its values; on a divided model collective where PEFT divides them.
+
+    With `halved` the file has the first halves, and the second ones stay.
+    """
     if _is_outline(model):
         return
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
+    tensors = {name: tensor for name, tensor in load_file(stored.folder / WEIGHTS).items() if not _is_of_base(name)}
+    if halved:
+        tensors = with_second_halves(tensors, _tensors(model))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Found missing adapter keys", category=UserWarning)
         # Matrices that were not saved follow from the seed in the configuration.
         warnings.filterwarnings("ignore", message="Specified to not load", category=UserWarning)
-        found: Any = set_peft_model_state_dict(model, load_file(stored.folder / WEIGHTS))
+        found: Any = set_peft_model_state_dict(model, tensors)
     if model.active_peft_config.is_prompt_learning:
-        return  # PEFT has loaded the one tensor itself, strictly
+        return  # PEFT has loaded the tokens itself, strictly
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if lost := sorted({*found.unexpected_keys, *trained.intersection(found.missing_keys)}):
         raise AdapterError(f"adapter_path {stored.folder}: PEFT did not read {lost[0]}{_more(lost)}")
@@ -359,6 +415,7 @@ class _Wanted:
         names = {*layers, *parameters}
         whole = {name for name, module in base.named_modules() if isinstance(module, ModulesToSaveWrapper)}
         settings, linear = self.settings, [name for name in layers if name not in parameters]
+        times, scale = (2, scale_of_double(tuner.peft_config["default"])) if settings.subtracts else (1, 1)
         same = {
             "target_modules": self.targets is None or self.targets == names,
             # The head of a tied embedding is wrapped too.
@@ -366,9 +423,9 @@ class _Wanted:
             "feedforward_modules": self.inputs is None
             or self.inputs == {name for name, layer in layers.items() if layer.is_feedforward},
             "rank_pattern": settings.rank_pattern is None
-            or ranks_of(settings, linear, parameters) == {name: layers[name].r["default"] for name in linear},
+            or ranks_of(settings, linear, parameters) == {name: layers[name].r["default"] // times for name in linear},
             "alpha_pattern": settings.alpha_pattern is None
-            or alphas_of(settings, linear, parameters) == {name: layers[name].lora_alpha["default"] for name in linear},
+            or alphas_of(settings, linear, parameters) == {name: layers[name].lora_alpha["default"] / scale for name in linear},
         }
         for setting in (name for name, is_same in same.items() if not is_same):
             raise AdapterError(

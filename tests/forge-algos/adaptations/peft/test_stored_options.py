@@ -1,0 +1,173 @@
+"""What PEFT's LoraConfig can hold: adapters that plain PEFT wrote go on as PEFT's own trainable model of them."""
+
+import json
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+
+from forge_algos import SFT, AdapterError, AdapterSettings, OptimizerSettings, adapt, make_optimizer, schedule, train
+
+from ...experts import mixture
+from ...oracle import distance, gradients, make, naive, pack, samples
+
+IDS = torch.arange(3, 12)[None]
+FILE = "adapter_model.safetensors"
+UNTIED, TIED, MIXTURE = "llama-untied", "llama-tied", "mixtral"
+# Each with the base that it is written beside.
+OPTIONS = {
+    "rank_pattern": (UNTIED, {"rank_pattern": {r"^model\.layers\.0\..*down_proj": 3}}),
+    "alpha_pattern": (UNTIED, {"alpha_pattern": {"q_proj": 2}}),
+    "layers_to_transform": (UNTIED, {"layers_to_transform": 0, "layers_pattern": "layers"}),
+    "exclude_modules": (UNTIED, {"target_modules": "all-linear", "exclude_modules": r".*layers\.0\..*"}),
+    "modules_to_save": (UNTIED, {"modules_to_save": ["embed_tokens", "lm_head", "norm"]}),
+    "modules_to_save of a tied embedding": (TIED, {"modules_to_save": ["embed_tokens"]}),
+    "ensure_weight_tying": (TIED, {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}),
+    "trainable_token_indices": (UNTIED, {"trainable_token_indices": {"embed_tokens": [4, 7], "lm_head": [4, 7]}}),
+    "trainable_token_indices of a tied embedding": (TIED, {"trainable_token_indices": [7, 4]}),
+    "use_dora and use_rslora": (UNTIED, {"use_dora": True, "use_rslora": True}),
+    "a head": (UNTIED, {"target_modules": ["q_proj", "lm_head"]}),
+    "an embedding": (UNTIED, {"target_modules": ["q_proj", "embed_tokens"]}),
+    "an embedding that is the head": (
+        TIED,
+        {"target_modules": ["q_proj", "embed_tokens", "lm_head"], "ensure_weight_tying": True},
+    ),
+    "lora_bias": (UNTIED, {"lora_bias": True}),
+    "init_lora_weights=False": (UNTIED, {"init_lora_weights": False}),
+    "mica": (UNTIED, {"init_lora_weights": "mica"}),
+    "pissa": (UNTIED, {"init_lora_weights": "pissa"}),
+    "pissa with patterns": (
+        UNTIED,
+        {"init_lora_weights": "pissa", "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 3}},
+    ),
+    "pissa with use_rslora": (UNTIED, {"init_lora_weights": "pissa", "use_rslora": True}),
+    "pissa with use_dora": (UNTIED, {"init_lora_weights": "pissa", "use_dora": True}),
+    "olora": (UNTIED, {"init_lora_weights": "olora"}),
+    "target_parameters": (MIXTURE, {"target_parameters": ["experts.gate_up_proj"]}),
+}
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`lora_bias=True` was passed:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*have invalid shape:UserWarning"),  # PEFT 0.21 takes a bias of B for a torn matrix
+    pytest.mark.filterwarnings("ignore:.*tie_word_embeddings:UserWarning"),
+]
+
+
+def base_of(architecture):
+    if architecture == MIXTURE:
+        return mixture(MIXTURE, router_aux_loss_coef=0.0)
+    return make(architecture)
+
+
+def written(folder, architecture, **more):
+    """Write PEFT's adapter with values that are not its first; return its logits."""
+    given = {"r": 4, "lora_alpha": 7, "target_modules": ["q_proj", "down_proj" if architecture != MIXTURE else "v_proj"]}
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        model = get_peft_model(base_of(architecture), LoraConfig(**{**given, "task_type": "CAUSAL_LM", **more}))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    return logits(model)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(input_ids=IDS).logits
+
+
+def going_on(folder, architecture, **more):
+    kinds = [kind for kind in ("dora", "rslora") if json.loads((folder / "adapter_config.json").read_text())[f"use_{kind}"]]
+    return adapt(base_of(architecture), AdapterSettings(adapter=[*kinds, "lora"][0], adapter_path=str(folder), **more))
+
+
+def first_halves(found, expected):
+    """Cut gradients of what has twice the rank to those of PEFT's form; the second halves have none."""
+    cut = {}
+    for name, gradient in found.items():
+        dim = 0 if "lora_A" in name else 1
+        size = expected[name].shape[dim] if gradient.ndim > dim else 0
+        doubled = gradient.shape != expected[name].shape
+        assert not doubled or not gradient.narrow(dim, size, size).any()
+        cut[name] = gradient.narrow(dim, 0, size) if doubled else gradient
+    return cut
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_what_peft_trains_is_trained(option, tmp_path):
+    """Logits, trained parameters, a packed step's loss and gradients are PEFT's; plain PEFT reads what went on."""
+    architecture, given = OPTIONS[option]
+    expected = written(tmp_path / "first", architecture, **given)
+    adaptation = going_on(tmp_path / "first", architecture)
+    ours, plainly = adaptation.model, PeftModel.from_pretrained(base_of(architecture), tmp_path / "first", is_trainable=True)
+    size = expected.abs().max().item()
+    torch.testing.assert_close(logits(ours), expected, rtol=0, atol=1e-6 * size)
+    trained = [{n for n, p in model.named_parameters() if p.requires_grad} for model in (ours, plainly)]
+    assert trained[0] == trained[1]
+    ours.save_pretrained(tmp_path / "second", save_embedding_layers=False)
+    again = PeftModel.from_pretrained(base_of(architecture), tmp_path / "second")
+    torch.testing.assert_close(logits(again), expected, rtol=0, atol=1e-6 * size)
+
+    rows, found = samples([6, 9, 4, 1, 7]), {}
+    optimizer = make_optimizer(ours, OptimizerSettings(weight_decay=0.1))
+    optimizer.register_step_pre_hook(lambda *_: found.update(gradients(ours)))
+    scheduler = schedule(optimizer, OptimizerSettings(), num_steps=1)
+    steps = train(
+        ours.train(), [[pack(rows)]], objective=SFT(), optimizer=optimizer, scheduler=scheduler, max_grad_norm=0.0,
+        adaptation=adaptation,
+    )  # fmt: skip
+    (output,) = steps
+    total, count = naive(plainly.train(), rows)
+    (total / count).backward()
+    assert output.loss == pytest.approx(total.item() / count, rel=1e-6)
+    theirs = gradients(plainly)
+    assert distance(first_halves(found, theirs), theirs) < 5e-6
+
+
+def test_the_base_in_the_file_must_be_the_models(tmp_path):
+    """PEFT writes the weight of a head beside its factors, in the dtype that it trained in."""
+    written(tmp_path, UNTIED, target_modules=["lm_head"])
+    name = "base_model.model.lm_head.base_layer.weight"
+    tensors = load_file(tmp_path / FILE)
+    save_file({**tensors, name: tensors[name].bfloat16()}, tmp_path / FILE, metadata={"format": "pt"})
+    going_on(tmp_path, UNTIED)
+    save_file({**tensors, name: tensors[name] * 1.1}, tmp_path / FILE, metadata={"format": "pt"})
+    with pytest.raises(AdapterError, match="it trains lm_head by low-rank factors .* is another one than in model_path"):
+        going_on(tmp_path, UNTIED)
+
+
+def test_what_is_given_of_a_subtracted_one(tmp_path):
+    """Settings are compared with its own rank and scale, and lora_fa would keep what it trains."""
+    written(tmp_path, UNTIED, init_lora_weights="pissa")
+    going_on(tmp_path, UNTIED, lora_r=4, lora_alpha=7.0, rank_pattern=["q_proj=4"], alpha_pattern=["q_proj=7"])
+    going_on(tmp_path, UNTIED, init_lora_weights="pissa")
+    with pytest.raises(AdapterError, match="init_lora_weights=olora: .* has init_lora_weights=pissa"):
+        going_on(tmp_path, UNTIED, init_lora_weights="olora")
+    with pytest.raises(AdapterError, match="rank_pattern"):
+        going_on(tmp_path, UNTIED, rank_pattern=["q_proj=8"])
+    with pytest.raises((AdapterError, ValueError), match="lora_fa"):
+        going_on(tmp_path, UNTIED, lora_fa=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"init_lora_weights": "pissa_niter_4"}, "belongs beside a base that init_lora_weights=pissa_niter_4 changed"),
+        (
+            {"init_lora_weights": "pissa", "target_modules": ["q_proj", "embed_tokens"]},
+            "embed_tokens, which is no linear layer",
+        ),
+        ({"alora_invocation_tokens": [5, 6]}, r"alora_invocation_tokens=\[5, 6\] .* is not trained here"),
+        ({"layer_replication": [[0, 2], [0, 2]]}, "layer_replication=.* is not trained here"),
+    ],
+)
+def test_what_is_refused(given, match, tmp_path):
+    """What follows from a draw that nobody makes again, and options of PEFT that packed rows cannot hold."""
+    written(tmp_path, UNTIED, **given)
+    with pytest.raises(AdapterError, match=match):
+        going_on(tmp_path, UNTIED)
