@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 from forge_data import DataError
 from forge_data.formats._samples import Chat
 from forge_data.formats.questions._prompts import question
+from forge_data.formats.questions._texts import labelled
 
 USER, BOT, TOOL = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}, {"role": "tool", "content": "4"}
 json_values = st.recursive(
@@ -119,3 +120,20 @@ def test_refused(fields, expected):
 def test_empty(fields, empty):
     """A prompt of blanks alone is empty; any other text is not."""
     assert question("f:1", fields).empty is empty
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        USER | {"train": True},
+        USER | {"train_detail": [{"begin_offset": 0, "end_offset": 0, "train": True}]},
+        BOT | {"content": [{"type": "text", "text": "ho", "train": True}]},
+    ],
+)
+def test_nothing_of_a_prompt_is_learned(message):
+    """A message that asks to be learned is refused; one that is not to be learned says what holds anyway."""
+    for read, name, more in ((question, "prompt", {}), (labelled, "messages", {"label": "a"})):
+        with pytest.raises(DataError, match=rf"f:1: field {name}\[0\] asks to be learned .* no message is; take that out"):
+            read("f:1", {name: [message, USER], **more})
+        kept = read("f:1", {name: [USER | {"train": False}, BOT | {"train": True}, USER], **more})
+        assert json.loads(kept.record)["prompt"] == [USER, BOT, USER]

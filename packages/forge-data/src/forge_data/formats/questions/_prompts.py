@@ -12,7 +12,7 @@ from forge_data._media_values import placed
 from forge_data._values import describe, from_json, string
 from forge_data.formats._chat import MEDIA_FIELDS, TEMPLATE_FIELDS, chat
 from forge_data.formats._format import message_field
-from forge_data.formats._messages import MEDIA_ELSEWHERE, checked_messages
+from forge_data.formats._messages import MEDIA_ELSEWHERE, Turns, checked_messages
 from forge_data.formats._ms_swift import messages_of
 from forge_data.formats._prompt_completion import text_with_media
 from forge_data.formats._samples import Chat, Text
@@ -113,7 +113,7 @@ def question(
             asked = attrs.evolve(found, media=tuple(placed(place, medium, directory) for medium in found.media))
         return Question(asked, record_of(place, text, columns))
     value, _ = with_call_turns(place, name, value)
-    turns = checked_messages(place, name, value, media=media)
+    turns = asked_messages(place, name, value, media=media)
     if turns.messages and turns.messages[-1]["role"] not in _BEFORE_ASSISTANT:
         raise DataError(
             f"{place}: field {name}[{len(turns.messages) - 1}] is of the role {turns.messages[-1]['role']!r}, and a prompt "
@@ -123,6 +123,22 @@ def question(
     made = with_system_prompt(made, system_prompt)
     made = attrs.evolve(made, media=tuple(placed(place, medium, directory) for medium in made.media))
     return Question(made, record_of(place, made.messages, columns))
+
+
+def asked_messages(place: str, field: str, value: object, *, media: bool) -> Turns:
+    """Check messages of which nothing is learned.
+
+    Raises:
+        DataError: as `checked_messages`, or one that asks to be learned; an answer before the question may say so.
+    """
+    turns = checked_messages(place, field, value, media=media)
+    for index, stretches in turns.asks.items():
+        if stretches.learned if stretches is not None else turns.messages[index]["role"] != "assistant":
+            raise DataError(
+                f"{place}: field {field}[{index}] asks to be learned (train, or a stretch of it), and of this row no message "
+                "is; take that out"
+            )
+    return turns
 
 
 def _field_of(name: str, _fields: Mapping[str, Any], index: int, part: str, _answer: str) -> str:

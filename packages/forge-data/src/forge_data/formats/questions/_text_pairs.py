@@ -14,10 +14,10 @@ from forge_data._media import MARKS
 from forge_data._media_values import is_pil_image, placed
 from forge_data._values import describe, from_json, string
 from forge_data.formats._chat import MEDIA_FIELDS, chat
-from forge_data.formats._messages import Turns, checked_messages
+from forge_data.formats._messages import Turns
 from forge_data.formats._samples import Chat
 from forge_data.formats._unread import is_empty, unread
-from forge_data.formats.questions._prompts import Question, record_of, refuse_media
+from forge_data.formats.questions._prompts import Question, asked_messages, record_of, refuse_media
 
 QUERIES = ("query", "anchor", "question")
 """Fields that a query may be called."""
@@ -53,7 +53,7 @@ class _Reader:
             if not self.as_messages:
                 return prefix + text
             value = [{"role": "user", "content": text}]
-        turns = checked_messages(self.place, field, self._messages(field, value), media=self.media)
+        turns = asked_messages(self.place, field, self._messages(field, value), media=self.media)
         if prefix:
             # As sentence-transformers puts a prompt before messages.
             turns = Turns([{"role": "system", "content": prefix}, *turns.messages], None, media=turns.media)

@@ -14,7 +14,7 @@ from forge_data.formats._messages import checked_messages
 from forge_data.formats._samples import Chat
 from forge_data.formats._system_prompt import with_system_prompt
 from forge_data.formats._unread import is_empty
-from forge_data.formats.questions._prompts import Question, record_of, refuse_media, refuse_template_fields
+from forge_data.formats.questions._prompts import Question, asked_messages, record_of, refuse_media, refuse_template_fields
 
 
 def labelled(
@@ -86,7 +86,7 @@ def _read(place: str, fields: Mapping[str, Any], *, media: bool, directory: str 
             return text
         turns = checked_messages(place, "messages", [{"role": "user", "content": text}])
     else:
-        turns = checked_messages(place, "messages", from_json(fields["messages"]), media=media)
+        turns = asked_messages(place, "messages", from_json(fields["messages"]), media=media)
     made = chat(place, fields, turns, media=_field_of if media else None)
     return attrs.evolve(made, media=tuple(placed(place, medium, directory) for medium in made.media))
 
