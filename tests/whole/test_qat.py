@@ -189,6 +189,7 @@ def test_its_memory_is_planned(
         ("sft", {"tp_size": 2}, "qat=q4_0 with tp_size=2, which divides the rows"),
         ("sft", {"strategy": "zero3"}, "qat=q4_0 with strategy=zero3"),
         ("sft", {"backend": "trl", "eval_data_path": None}, "qat=q4_0 has no effect with backend=trl: TRL computes with"),
+        ("dpo", {"reference": "moving"}, "qat=q4_0 with reference=moving: the reference begins as the model"),
         ("reward", {}, "such a file holds a causal language model: forge reward trains another"),
         ("classify", {}, "such a file holds a causal language model: forge classify trains another"),
         ("embed", {}, "such a file holds a causal language model: forge embed trains another"),

@@ -55,6 +55,11 @@ def check_qat(s: Any) -> None:
             f"qat={kind} with save_dtype={s.checkpoints.save_dtype}: what is exported then is rounded before forge export "
             f"rounds it to {kind}, to other numbers than the trained ones. Leave save_dtype out."
         )
+    if getattr(s.objective, "reference", None) == "moving":
+        raise SettingsError(
+            f"qat={kind} with reference=moving: the reference begins as the model, which computes with rounded weights, and "
+            "the average that it becomes is not rounded. Leave reference out."
+        )
     for name, value in (("tp_size", s.strategy.tp_size), ("ep_size", s.strategy.ep_size)):
         if value > 1:
             raise SettingsError(
