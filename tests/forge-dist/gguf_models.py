@@ -23,6 +23,13 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.1, 1.2, 1.5],
+    "long_factor": [1.0, 2.0, 3.0, 5.0],
+}
 MODELS = {
     "llama-tied": lambda vocabulary: transformers.LlamaConfig(vocab_size=vocabulary, tie_word_embeddings=True, **SIZES),
     "llama3": lambda vocabulary: transformers.LlamaConfig(
@@ -42,6 +49,14 @@ MODELS = {
         logits_scaling=2.0,
         tie_word_embeddings=True,
         **SIZES,
+    ),
+    "phi3": lambda vocabulary: transformers.Phi3Config(vocab_size=vocabulary, sliding_window=200, **SIZES),
+    "phi3-long": lambda vocabulary: transformers.Phi3Config(
+        vocab_size=vocabulary,
+        rope_parameters=LONG_ROPE,
+        original_max_position_embeddings=256,
+        tie_word_embeddings=True,
+        **SIZES | {"max_position_embeddings": 512},
     ),
     "smollm3": lambda vocabulary: transformers.SmolLM3Config(vocab_size=vocabulary, **SIZES | {"num_hidden_layers": 5}),
     "olmo2": lambda vocabulary: transformers.Olmo2Config(vocab_size=vocabulary, **SIZES),
