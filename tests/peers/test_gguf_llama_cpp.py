@@ -32,6 +32,8 @@ RULES = {
     "llama-tied": "smollm",
     "llama3": "llama-bpe",
     "mistral": "tekken",
+    "mistral-pieces": "pieces",
+    "llama-tied-pieces": "pieces after a space",
     "qwen2": "qwen2",
     "qwen3": "gpt-2",
     "qwen2_moe": "qwen2",
@@ -43,6 +45,14 @@ RULES = {
     "phi3-long": "qwen2",
 }
 """Kind of model → the rule by which its tokenizer cuts text."""
+
+
+def made(kind: str) -> tuple[Any, Any]:
+    """Return a kind's tokenizer and model."""
+    rule = RULES[kind]
+    if rule.startswith("pieces"):
+        return tiny.pieces_tokenizer(prefix=rule != "pieces"), tiny.model_of(kind.removesuffix("-pieces"))
+    return tiny.tokenizer_of(rule, begins=kind == "llama3"), tiny.model_of(kind)
 
 
 class Server:
@@ -81,7 +91,7 @@ def differences(server: Server, model: Any, lengths: Iterable[int] = range(20, 6
 @pytest.mark.parametrize("kind", RULES)
 def test_llama_cpp_computes_the_same(kind: str, tmp_path: Path) -> None:
     """Tokens to the last, the chat prompt to the letter, log-probabilities to 1e-4."""
-    tokenizer, model = tiny.tokenizer_of(RULES[kind], begins=kind == "llama3"), tiny.model_of(kind)
+    tokenizer, model = made(kind)
     server = Server(forge_dist.export_gguf(model, tmp_path / "m.gguf", tokenizer=tokenizer, dtype="float32", name="tiny"))
     for text in (*PROBES, "<|im_start|>user\nhow many? 1234 <think> x<|im_end|>\n"):
         found = server.ask("/tokenize", content=text, add_special=True, parse_special=True)["tokens"]
@@ -101,7 +111,7 @@ COUNTS = ("expert_used_count", "attention.sliding_window")
 @pytest.mark.parametrize("kind", RULES)
 def test_llama_cpp_reads_each_number(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A field with another value gives other probabilities: it stands where llama.cpp looks for it."""
-    tokenizer, model = tiny.tokenizer_of(RULES[kind]), tiny.model_of(kind)
+    tokenizer, model = made(kind)
     right = model_fields(model.config, gguf_architecture(model, tmp_path))
     tried = [key for key, value in right.items() if isinstance(value, float) or (value and key.endswith(COUNTS))]
     for key in tried:
