@@ -1,5 +1,7 @@
 """Tiny models and byte-level tokenizers of the kinds that GGUF files are made of."""
 
+import json
+
 import torch
 import transformers
 
@@ -23,6 +25,13 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.1, 1.2, 1.5],
+    "long_factor": [1.0, 2.0, 3.0, 5.0],
+}
 MODELS = {
     "llama-tied": lambda vocabulary: transformers.LlamaConfig(vocab_size=vocabulary, tie_word_embeddings=True, **SIZES),
     "llama3": lambda vocabulary: transformers.LlamaConfig(
@@ -42,6 +51,14 @@ MODELS = {
         logits_scaling=2.0,
         tie_word_embeddings=True,
         **SIZES,
+    ),
+    "phi3": lambda vocabulary: transformers.Phi3Config(vocab_size=vocabulary, sliding_window=200, **SIZES),
+    "phi3-long": lambda vocabulary: transformers.Phi3Config(
+        vocab_size=vocabulary,
+        rope_parameters=LONG_ROPE,
+        original_max_position_embeddings=256,
+        tie_word_embeddings=True,
+        **SIZES | {"max_position_embeddings": 512},
     ),
     "smollm3": lambda vocabulary: transformers.SmolLM3Config(vocab_size=vocabulary, **SIZES | {"num_hidden_layers": 5}),
     "olmo2": lambda vocabulary: transformers.Olmo2Config(vocab_size=vocabulary, **SIZES),
@@ -93,6 +110,32 @@ def tokenizer_of(rule="gpt-2", size=390, begins=False):
     made.add_tokens([AddedToken("<think>", normalized=False)])
     if begins:
         made.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 0)])
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<|begin|>", eos_token="<|im_end|>", pad_token="<|im_start|>"
+    )
+    fast.chat_template = CHATML
+    return fast
+
+
+def pieces_tokenizer(prefix=False, size=390):
+    """A tokenizer as those of Gemma (or with `prefix`, Llama 2): sentencepiece's BPE, unknown characters as bytes."""
+    from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+    special = ["<|begin|>", "<|im_end|>", "<|im_start|>"]
+    trained = Tokenizer(models.BPE())
+    trained.normalizer = normalizers.Replace(" ", "\u2581")
+    trained.pre_tokenizer = pre_tokenizers.Split(Regex("(?=\u2581)"), "isolated")
+    trainer = trainers.BpeTrainer(vocab_size=size - 258, special_tokens=special, show_progress=False)
+    trained.train_from_iterator([*TEXT * 3, "a  b   c    d"], trainer)
+    learned = json.loads(trained.to_str())["model"]
+    tokens = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *(t for t in learned["vocab"] if t not in special)]
+    merges = [tuple(merge) for merge in learned["merges"]]
+    made = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges, byte_fallback=True, fuse_unk=True))
+    steps = [normalizers.Prepend("\u2581")] if prefix else []
+    made.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "\u2581")])
+    made.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    made.add_tokens([AddedToken("<think>", normalized=False), AddedToken("\n\n", normalized=False)])
+    made.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 0)])
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token="<|begin|>", eos_token="<|im_end|>", pad_token="<|im_start|>"
     )

@@ -7,7 +7,7 @@ import importlib
 import json
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ RULES = {
     "llama-tied": "smollm",
     "llama3": "llama-bpe",
     "mistral": "tekken",
+    "mistral-pieces": "pieces",
+    "llama-tied-pieces": "pieces after a space",
     "qwen2": "qwen2",
     "qwen3": "gpt-2",
     "qwen2_moe": "qwen2",
@@ -39,17 +41,27 @@ RULES = {
     "olmo2": "smaug-bpe",
     "granite": "smollm",
     "smollm3": "llama-bpe",
+    "phi3": "qwen2",
+    "phi3-long": "qwen2",
 }
 """Kind of model → the rule by which its tokenizer cuts text."""
+
+
+def made(kind: str) -> tuple[Any, Any]:
+    """Return a kind's tokenizer and model."""
+    rule = RULES[kind]
+    if rule.startswith("pieces"):
+        return tiny.pieces_tokenizer(prefix=rule != "pieces"), tiny.model_of(kind.removesuffix("-pieces"))
+    return tiny.tokenizer_of(rule, begins=kind == "llama3"), tiny.model_of(kind)
 
 
 class Server:
     """llama.cpp's server on one file."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, context: int = 256) -> None:
         settings = xllamacpp.CommonParams()
         settings.model.path = str(file)
-        settings.n_ctx, settings.n_parallel, settings.port, settings.warmup = 256, 1, 0, False
+        settings.n_ctx, settings.n_parallel, settings.port, settings.warmup = context, 1, 0, False
         settings.cpuparams.n_threads = 1
         settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -63,10 +75,10 @@ class Server:
             return json.loads(answer.read())
 
 
-def differences(server: Server, model: Any) -> Iterator[list[float]]:
+def differences(server: Server, model: Any, lengths: Iterable[int] = range(20, 60, 2)) -> Iterator[list[float]]:
     """Draw rows of tokens; yield of each how far the likeliest next tokens' log-probabilities are from the model's."""
     draw = torch.Generator().manual_seed(0)
-    for length in range(20, 60, 2):
+    for length in lengths:
         row = torch.randint(3, 380, (length,), generator=draw).tolist()
         with torch.no_grad():
             logps_V = model(torch.tensor([row])).logits[0, -1].log_softmax(-1)
@@ -79,7 +91,7 @@ def differences(server: Server, model: Any) -> Iterator[list[float]]:
 @pytest.mark.parametrize("kind", RULES)
 def test_llama_cpp_computes_the_same(kind: str, tmp_path: Path) -> None:
     """Tokens to the last, the chat prompt to the letter, log-probabilities to 1e-4."""
-    tokenizer, model = tiny.tokenizer_of(RULES[kind], begins=kind == "llama3"), tiny.model_of(kind)
+    tokenizer, model = made(kind)
     server = Server(forge_dist.export_gguf(model, tmp_path / "m.gguf", tokenizer=tokenizer, dtype="float32", name="tiny"))
     for text in (*PROBES, "<|im_start|>user\nhow many? 1234 <think> x<|im_end|>\n"):
         found = server.ask("/tokenize", content=text, add_special=True, parse_special=True)["tokens"]
@@ -99,9 +111,9 @@ COUNTS = ("expert_used_count", "attention.sliding_window")
 @pytest.mark.parametrize("kind", RULES)
 def test_llama_cpp_reads_each_number(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A field with another value gives other probabilities: it stands where llama.cpp looks for it."""
-    tokenizer, model = tiny.tokenizer_of(RULES[kind]), tiny.model_of(kind)
+    tokenizer, model = made(kind)
     right = model_fields(model.config, gguf_architecture(model, tmp_path))
-    tried = [key for key, value in right.items() if isinstance(value, float) or key.endswith(COUNTS)]
+    tried = [key for key, value in right.items() if isinstance(value, float) or (value and key.endswith(COUNTS))]
     for key in tried:
         wrong = right | {key: right[key] * 1.5 + 0.01 if isinstance(right[key], float) else right[key] // 2}
         monkeypatch.setattr("forge_dist.gguf._export.model_fields", lambda *_, wrong=wrong: dict(wrong))
@@ -109,6 +121,15 @@ def test_llama_cpp_reads_each_number(kind: str, tmp_path: Path, monkeypatch: pyt
         apart = max(map(max, differences(Server(file), model)))
         assert apart > 1e-3, f"{key} {apart}"
     assert len(tried) >= 2
+
+
+def test_llama_cpp_takes_the_long_factors(tmp_path: Path) -> None:
+    """Where its context is longer than the original one, a longer row gets longrope's long factors in both."""
+    model = tiny.model_of("phi3-long")
+    given = {"tokenizer": tiny.tokenizer_of("qwen2"), "dtype": "float32", "name": "tiny"}
+    server = Server(forge_dist.export_gguf(model, tmp_path / "m.gguf", **given), context=512)
+    assert max(map(max, differences(server, model, range(260, 300, 3)))) < 1e-4
+    assert max(map(max, differences(server, model))) > 1e-3  # short rows too, by its context: a model has the short ones there
 
 
 @pytest.mark.parametrize("dtype", ["q8_0", "mxfp4"])

@@ -168,8 +168,8 @@ def test_what_is_written_can_be_put_back(tmp_path, name):
         tensor.fill(there[key].values().clone())
     found = other.state_dict()
     assert all(torch.equal(found[key], tensor) for key, tensor in model.state_dict().items())
-    query = model.state_dict()["model.layers.0.self_attn.q_proj.weight"]
-    assert torch.equal(there["blk.0.attn_q.weight"].values(), query) is not arch.neighbours
+    query = model.state_dict().get("model.layers.0.self_attn.q_proj.weight")
+    assert query is None or torch.equal(there["blk.0.attn_q.weight"].values(), query) is not arch.neighbours
 
 
 def test_a_byte_that_differs_is_found(tmp_path):
@@ -279,10 +279,10 @@ def test_q8_0_is_what_the_gguf_library_makes(tmp_path):
     assert np.abs(values - weight).max() <= np.abs(weight).max() / 127
 
 
-SHORT = {"qwen2_moe"}
+SHORT = {"qwen2_moe", "phi3-long"}
 """Models of which every field is tried in CI; the others in the lane."""
 
-NOT_FELT = {"context_length", "attention.value_length", "rope.dimension_count"}
+NOT_FELT = {"context_length", "attention.value_length", "rope.dimension_count", "rope.scaling.original_context_length"}
 """Fields in which a reader finds nothing that changes the logits of short rows."""
 
 
@@ -293,18 +293,16 @@ def test_a_field_with_another_value_is_found(tmp_path, monkeypatch, name):
     given = {"tokenizer": tokenizer_of(), "dtype": "float32", "name": "tiny"}
     arch = ARCHITECTURES[model.config.model_type]
     right = model_fields(model.config, arch)
-    found = set()
-    for key, value in right.items():
-        if not isinstance(value, int | float):
-            continue
+    found, numbers = set(), {key: value for key, value in right.items() if isinstance(value, int | float)}
+    for key, value in numbers.items():
         wrong = right | {key: value * 2 if isinstance(value, int) else value * 1.5 + 0.01}
         monkeypatch.setattr("forge_dist.gguf._export.model_fields", lambda *_, wrong=wrong: wrong)
         file = tmp_path / f"{key}.gguf"
         try:
             check_gguf(model, export_gguf(model, file, **given), ROWS, **given)
-        except ExportError:
+        except (ExportError, RuntimeError):  # the latter where sizes contradict each other in the model's forward
             found.add(key)
         file.unlink()
-    unfelt = NOT_FELT | ({"feed_forward_length"} if "expert_count" in arch.integers else set())
-    missed = {key.removeprefix(f"{arch.name}.") for key in right.keys() - found if key.startswith(arch.name)}
+    unfelt = NOT_FELT | ({"feed_forward_length"} if "expert_count" in arch.integers else set()) | set(arch.constants)
+    missed = {key.removeprefix(f"{arch.name}.") for key in numbers.keys() - found}
     assert missed <= unfelt

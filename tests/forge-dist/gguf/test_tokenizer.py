@@ -7,9 +7,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from forge_dist import ModelError
-from forge_dist.gguf._tokenizer import PRE_TOKENIZERS, PROBES, tokenizer_fields, tokenizer_of as read_back
+from forge_dist.gguf._tokenizer import PRE_TOKENIZERS, PROBES, reader_of, tokenizer_fields
 
-from ..gguf_models import tokenizer_of
+from ..gguf_models import pieces_tokenizer, tokenizer_of
 
 HERE = Path("model.gguf")
 
@@ -22,9 +22,23 @@ def test_the_fields_make_the_same_tokenizer(rule, begins):
     fields = tokenizer_fields(tokenizer, 400, HERE)
     assert fields["tokenizer.ggml.pre"] == rule
     assert fields["tokenizer.ggml.add_bos_token"] is begins
-    made = read_back(fields)
+    read = reader_of(fields)
     for text in (*PROBES, "<|im_start|>user\n<think>12</think><|im_end|>"):
-        assert made.encode(text).ids == tokenizer(text, add_special_tokens=False).input_ids
+        assert read(text) == tokenizer(text, add_special_tokens=False).input_ids
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_sentencepiece_by_its_fields(prefix):
+    """Scores take the place of merges: the ids of every probe, characters of which there is no token among them."""
+    tokenizer = pieces_tokenizer(prefix)
+    fields = tokenizer_fields(tokenizer, 400, HERE)
+    assert fields["tokenizer.ggml.model"] == "llama"
+    assert fields["tokenizer.ggml.add_space_prefix"] is prefix
+    assert "tokenizer.ggml.merges" not in fields
+    read = reader_of(fields)
+    for text in (*PROBES, "<|im_start|>user\n\n\n<think>12</think> <|im_end|>", "a  b   c"):
+        assert read(text) == tokenizer(text, add_special_tokens=False).input_ids
+    assert {6} == {fields["tokenizer.ggml.token_type"][number] for number in read("\N{SNOWMAN}")[prefix:]}
 
 
 def test_kinds_of_tokens():
@@ -56,7 +70,8 @@ def _fast(model=None, pre=None, normalizer=None):
     ("tokenizer", "match"),
     [
         (lambda: _fast(models.WordLevel({"a": 0}, unk_token="a")), "its tokenizer is WordLevel"),
-        (lambda: _fast(models.BPE(vocab={"a": 0}, merges=[], byte_fallback=True)), "sentencepiece"),
+        (lambda: _fast(models.Unigram([("a", 0.0)])), "its tokenizer is Unigram, and only BPE"),
+        (lambda: _fast(models.BPE(vocab={"a": 0}, merges=[], byte_fallback=True)), "no token for the byte <0x00>"),
         (lambda: _fast(pre=pre_tokenizers.Whitespace()), "splits text by a rule .* known here"),
         (lambda: _fast(pre=pre_tokenizers.ByteLevel(add_prefix_space=True)), "splits text by a rule"),
         (lambda: _fast(normalizer=normalizers.Lowercase()), "changes text first"),

@@ -33,6 +33,12 @@ class Architecture:
     rotary: tuple[str, ...] = ("default",)
     """Kinds of rotary embeddings that readers have."""
 
+    part_of_head: bool = False
+    """Whether the rotary embeddings may rotate the first part of a head alone."""
+
+    constants: Mapping[str, int] = attrs.field(factory=dict)
+    """GGUF's key → the value that every model has."""
+
     neighbours: bool = False
     """Whether the two numbers of a rotated pair are neighbours in the file; in the model they are half a head apart."""
 
@@ -126,6 +132,14 @@ ARCHITECTURES = {
         neighbours=True,
     ),
     "olmo2": Architecture(name="olmo2", assumed=_PLAIN | {"head_dim": _quotient, "tie_word_embeddings": False}),
+    "phi3": Architecture(
+        name="phi3",
+        assumed=_PLAIN | {"head_dim": _quotient},
+        rotary=("default", "longrope"),
+        part_of_head=True,
+        # Old releases of llama.cpp guess a window where the key is missing; none has a window by it.
+        constants={"attention.sliding_window": 0},
+    ),
     "smollm3": Architecture(
         name="smollm3",
         assumed=_PLAIN | {"no_rope_layers": _three_of_four},

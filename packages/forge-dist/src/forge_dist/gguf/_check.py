@@ -22,6 +22,7 @@ from forge_dist.gguf._export import Progress, gguf_fields, require_gguf, tensors
 from forge_dist.gguf._layout import FileTensor, gguf_architecture, gguf_tensors
 from forge_dist.gguf._reload import Contents, read_contents, reload_gguf
 from forge_dist.gguf._types import GGUFType, gguf_type, in_blocks, quantize, type_counts
+from forge_dist.loading._load import LOADING_ERRORS
 from forge_dist.verifying._judge import EXACT
 from forge_dist.verifying._tensors import same_bits
 
@@ -101,7 +102,7 @@ def check_gguf(
         # transformers cannot switch off its progress bar over the tensors of a GGUF file.
         with quiet_transformers(), redirect_stderr(io.StringIO()):
             reloaded = reload_gguf(path, model, contents, arch)
-    except (OSError, ValueError, RuntimeError, KeyError, NotImplementedError) as error:
+    except LOADING_ERRORS as error:
         raise ExportError(f"{path} cannot be read back: {error}") from error
     _prove_reloaded(model, reloaded, contents, path, arch)
     # Beyond a sliding window readers compute other logits than the model; the file's context ends there.

@@ -109,7 +109,7 @@ def export_gguf(
     Args:
         model: a causal language model of a type in `ARCHITECTURES` (llama, qwen3_moe, ...), in float32 on the CPU.
         file: path that must not exist.
-        tokenizer: a fast one, byte-level BPE.
+        tokenizer: a fast one, BPE.
         dtype: type of the matrices.
         name: name of the model that readers show.
         progress: called with the tensors done and their number.

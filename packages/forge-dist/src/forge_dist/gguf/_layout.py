@@ -36,7 +36,8 @@ def gguf_architecture(model: "PreTrainedModel", where: Path) -> Architecture:
         )
     rotary = rotary_of(config)
     held = {"rope_type": rotary["rope_type"], "partial_rotary_factor": rotary.get("partial_rotary_factor", 1.0)}
-    unknown = [name for name, known in zip(held, (arch.rotary, (1.0,)), strict=True) if held[name] not in known]
+    unknown = [] if held["rope_type"] in arch.rotary else ["rope_type"]
+    unknown += [] if arch.part_of_head or held["partial_rotary_factor"] == 1.0 else ["partial_rotary_factor"]
     for name, assumed in arch.assumed.items():
         value = assumed(config) if callable(assumed) else assumed
         held[name] = head_dim(config) if name == "head_dim" else getattr(config, name, value)
@@ -67,6 +68,7 @@ def model_fields(config: Any, arch: Architecture) -> dict[str, Any]:
         "attention.value_length": width,
         **{key: int(getattr(config, name)) for key, name in (INTEGERS | dict(arch.integers)).items()},
         **{key: float(getattr(config, name)) for key, name in (FLOATS | dict(arch.floats)).items()},
+        **arch.constants,
         **rotary_fields(config, arch),
     }
     described = {f"{arch.name}.{key}": value for key, value in fields.items()}

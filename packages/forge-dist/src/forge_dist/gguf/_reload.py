@@ -9,7 +9,14 @@ import torch
 from forge_dist._errors import ExportError
 from forge_dist.gguf._architectures import FLOATS, INTEGERS, Architecture
 from forge_dist.gguf._layout import gguf_tensors
-from forge_dist.gguf._rotary import ROPE_FACTORS, own_frequencies, plain_frequencies, rotary_parameters
+from forge_dist.gguf._rotary import (
+    LONG_FACTORS,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    own_frequencies,
+    plain_frequencies,
+    rotary_parameters,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -78,12 +85,13 @@ def _by_table(path: Path, model: "PreTrainedModel", contents: Contents, arch: Ar
 
     begin = f"{arch.name}."
     fields = {key.removeprefix(begin): value for key, value in contents.fields.items() if key.startswith(begin)}
+    factors = {name: contents.read(name).tolist() for name in (LONG_FACTORS, SHORT_FACTORS) if name in contents.tensors}
     settings = {name: fields[key] for key, name in (INTEGERS | FLOATS | dict(arch.integers) | dict(arch.floats)).items()}
     settings |= {
         "max_position_embeddings": fields["context_length"],
         "head_dim": fields["attention.key_length"],
         "tie_word_embeddings": "output.weight" not in contents.tensors,
-        "rope_parameters": rotary_parameters(fields),
+        "rope_parameters": rotary_parameters(fields, factors),
         "pad_token_id": None,  # a class's own may be no row of this model's embedding
     }
     read = SimpleNamespace(**settings)

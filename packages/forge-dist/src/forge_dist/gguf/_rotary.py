@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 ROPE_FACTORS = "rope_freqs.weight"
 """GGUF's name of the factors by which readers divide plain frequencies."""
 
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+"""Those of longrope (arXiv 2402.13753), in contexts beyond the original one and in others."""
+
 _FREQUENCIES = ".rotary_emb.inv_freq"
 """End of transformers' name of the rotary frequencies."""
 
@@ -24,25 +27,54 @@ def rotary_of(config: Any) -> dict[str, Any]:
 
 def rotary_fields(config: Any, arch: Architecture) -> dict[str, Any]:
     """Return the fields of the rotary embeddings, by keys without the architecture's name."""
-    fields: dict[str, Any] = {"rope.freq_base": float(rotary_of(config)["rope_theta"])}
-    if arch.neighbours:  # by readers of the others it is the width of a head
-        fields["rope.dimension_count"] = head_dim(config)
+    rotary = rotary_of(config)
+    fields: dict[str, Any] = {"rope.freq_base": float(rotary["rope_theta"])}
+    if arch.neighbours or arch.part_of_head:  # by readers of the others it is the width of a head
+        fields["rope.dimension_count"] = int(head_dim(config) * rotary.get("partial_rotary_factor", 1.0))
+    if rotary["rope_type"] == "longrope":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        fields |= {
+            "rope.scaling.type": "longrope",
+            "rope.scaling.original_context_length": int(rotary["original_max_position_embeddings"]),
+            "rope.scaling.attn_factor": float(ROPE_INIT_FUNCTIONS["longrope"](config, torch.device("cpu"))[1]),
+        }
     return fields
 
 
-def rotary_parameters(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rope_parameters that fields describe, by keys without the architecture's name."""
-    return {"rope_type": "default", "rope_theta": fields["rope.freq_base"]}
+def rotary_parameters(fields: Mapping[str, Any], factors: Mapping[str, list[float]]) -> dict[str, Any]:
+    """Return the rope_parameters that fields describe, by keys without the architecture's name.
+
+    `factors` are those of longrope, by the names of their tensors.
+    """
+    width = fields["attention.key_length"]
+    rotary = {"rope_type": fields.get("rope.scaling.type", "default"), "rope_theta": fields["rope.freq_base"]}
+    if fields.get("rope.dimension_count", width) != width:
+        rotary["partial_rotary_factor"] = fields["rope.dimension_count"] / width
+    if rotary["rope_type"] == "longrope":
+        rotary |= {
+            "original_max_position_embeddings": fields["rope.scaling.original_context_length"],
+            "attention_factor": fields["rope.scaling.attn_factor"],
+            "long_factor": factors[LONG_FACTORS],
+            "short_factor": factors[SHORT_FACTORS],
+        }
+    return rotary
 
 
 def rotary_tensors(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
     """Return the tensors for a model's rotary embeddings: none where they are plain.
 
-    float32[head_dim / 2].
+    float32, half as long as the part of a head that is rotated.
     """
-    if rotary_of(model.config)["rope_type"] != "llama3":
-        return {}
-    return {ROPE_FACTORS: plain_frequencies(model.config) / own_frequencies(model).cpu()}
+    rotary = rotary_of(model.config)
+    if rotary["rope_type"] == "llama3":
+        return {ROPE_FACTORS: plain_frequencies(model.config) / own_frequencies(model).cpu()}
+    if rotary["rope_type"] == "longrope":
+        return {
+            LONG_FACTORS: torch.tensor(rotary["long_factor"], dtype=torch.float32),
+            SHORT_FACTORS: torch.tensor(rotary["short_factor"], dtype=torch.float32),
+        }
+    return {}
 
 
 def plain_frequencies(config: Any) -> torch.Tensor:

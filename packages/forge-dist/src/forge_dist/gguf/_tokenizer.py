@@ -5,18 +5,25 @@ Readers split text by a rule that the file only names (`tokenizer.ggml.pre`): th
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forge_dist._errors import ModelError
+from forge_dist.gguf._sentencepiece import (
+    CONTROL,
+    NORMAL,
+    SPACE,
+    UNUSED,
+    USER_DEFINED,
+    is_sentencepiece,
+    sentencepiece_fields,
+    sentencepiece_reader,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
-
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
-"""Kinds of tokens, as in the gguf library's TokenType."""
 
 _WORD = r"[^\r\n\p{L}\p{N}]?"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -65,7 +72,7 @@ PROBES = (
 
 
 def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", vocab_size: int, where: Path) -> dict[str, Any]:
-    """Return GGUF's keys and values for a byte-level BPE tokenizer.
+    """Return GGUF's keys and values for a BPE tokenizer, byte-level or sentencepiece's.
 
     Tokens, their kinds, merges, pre-tokenizer, special ids, chat template. Ids of the model that the tokenizer does not have
     become unused tokens.
@@ -76,7 +83,8 @@ def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", vocab_size: int, wher
     """
     fast: Any = tokenizer
     backend = json.loads(fast.backend_tokenizer.to_str())
-    pre = _rule_of(backend, where)
+    pieces = is_sentencepiece(backend["model"])
+    pre = "" if pieces else _rule_of(backend, where)
     vocabulary = fast.get_vocab()
     if max(vocabulary.values()) >= vocab_size:
         raise ModelError(f"{where}: the tokenizer has the id {max(vocabulary.values())}, and the model {vocab_size} embeddings")
@@ -92,26 +100,38 @@ def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", vocab_size: int, wher
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": kinds,
-        "tokenizer.ggml.merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in backend["model"]["merges"]],
         "tokenizer.ggml.bos_token_id": fast.bos_token_id,
         "tokenizer.ggml.eos_token_id": fast.eos_token_id,
         "tokenizer.ggml.unknown_token_id": fast.unk_token_id,
         "tokenizer.ggml.padding_token_id": fast.pad_token_id,
         "tokenizer.ggml.add_bos_token": begin,
         "tokenizer.ggml.add_eos_token": end,
-        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_space_prefix": pieces and fast.tokenize("a", add_special_tokens=False)[0].startswith(SPACE),
         "tokenizer.chat_template": _template(fast),
     }
+    if pieces:
+        fields |= sentencepiece_fields(backend, tokens, kinds, where)
+    else:
+        merges = backend["model"]["merges"]
+        fields["tokenizer.ggml.merges"] = [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
     fields = {key: value for key, value in fields.items() if value is not None}
     _prove_fields(fast, fields, where)
     return fields
 
 
-def tokenizer_of(fields: Mapping[str, Any]) -> "Tokenizer":
-    """Build the tokenizer that readers make of the `fields`.
+def reader_of(fields: Mapping[str, Any]) -> Callable[[str], list[int]]:
+    """Return what readers of the `fields` do with a text.
 
-    Without the tokens that they put before and after a text.
+    Without the tokens that they put before and after it.
     """
+    if fields["tokenizer.ggml.model"] == "llama":
+        return sentencepiece_reader(fields)
+    made = _tokenizer_of(fields)
+    return lambda text: made.encode(text, add_special_tokens=False).ids
+
+
+def _tokenizer_of(fields: Mapping[str, Any]) -> "Tokenizer":
+    """Build the byte-level tokenizer that readers make of the `fields`."""
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
     rule = PRE_TOKENIZERS[fields["tokenizer.ggml.pre"]]
@@ -139,10 +159,9 @@ def _step(step: Mapping[str, Any]) -> Any:
 def _rule_of(backend: dict[str, Any], where: Path) -> str:
     """Return the name of the rule by which a tokenizer splits text."""
     model, normalizer = backend["model"], backend["normalizer"]
-    if model["type"] != "BPE" or model.get("byte_fallback"):
-        kind = "BPE with byte fallback (sentencepiece)" if model["type"] == "BPE" else model["type"]
+    if model["type"] != "BPE":
         raise ModelError(
-            f"{where}: its tokenizer is {kind}, and only byte-level BPE is written as GGUF here; use format=hf, or convert "
+            f"{where}: its tokenizer is {model['type']}, and only BPE is written as GGUF here; use format=hf, or convert "
             "that with llama.cpp's convert_hf_to_gguf.py"
         )
     steps = backend["pre_tokenizer"] or {}
@@ -176,13 +195,13 @@ def _template(tokenizer: Any) -> str | None:
 
 def _prove_fields(tokenizer: Any, fields: Mapping[str, Any], where: Path) -> None:
     """Raise ModelError unless the tokenizer of the fields gives the same ids for every probe."""
-    made = tokenizer_of(fields)
+    read = reader_of(fields)
     special = [added.content for added in tokenizer.added_tokens_decoder.values()]
     begin = [fields["tokenizer.ggml.bos_token_id"]] if fields["tokenizer.ggml.add_bos_token"] else []
     end = [fields["tokenizer.ggml.eos_token_id"]] if fields["tokenizer.ggml.add_eos_token"] else []
     for text in (*PROBES, "".join(f"a {token} b{token}\n" for token in special)):
         expected = tokenizer(text).input_ids
-        found = begin + made.encode(text, add_special_tokens=False).ids + end
+        found = begin + read(text) + end
         if found != expected:
             at = next(
                 (i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b), min(len(expected), len(found))
