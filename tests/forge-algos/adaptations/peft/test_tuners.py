@@ -249,3 +249,14 @@ def test_a_tuner_is_described_with_its_rank():
     """The setting of the rank is the kind's own."""
     assert adapt(make(), settings_of("vera")).describe()[0].startswith("vera of rank 8 on 14 linear layers (attention: q_proj")
     assert adapt(make(), settings_of("oft")).describe()[0].startswith("oft on 14 linear layers")
+
+
+@pytest.mark.parametrize(("rank", "full"), [(1, 0), (2, 8), (4, 14), (500, 14)])
+def test_factors_that_no_rank_divides_are_named(rank, full):
+    """LoKr's larger factor is one matrix from half of its longer side on, and the log says so."""
+    adaptation = adapt(make(), settings_of("lokr", lora_r=rank))
+    whole = sum(name.endswith("lokr_w2.default") for name, _ in adaptation.model.named_parameters())
+    first, second, *_ = adaptation.describe()
+    assert whole == full
+    assert first.startswith(f"lokr of {'full rank' if full == 14 else f'rank {rank}'} on 14 linear layers")
+    assert second.startswith(f"{full} of 14 layers train lokr_w2 as one full matrix: rank {rank} is half") == bool(full)

@@ -55,6 +55,8 @@ class AdapterKind:
     they do not decay, and are not Muon's."""
     zero: Sequence[str] = ()
     """Names of its weights that begin at zero, for which Adafactor's steps have a floor."""
+    full: str = ""
+    """Name of a weight that is one matrix where its rank would not make it smaller."""
 
     @property
     def rank(self) -> str | None:
@@ -162,6 +164,7 @@ ADAPTERS: dict[str, AdapterKind] = {
         reads=_TARGETS,
         zero=("lokr_w1",),
         linear=True,
+        full="lokr_w2",
     ),
     "miss": AdapterKind(
         learning_rate=1e-4,

@@ -200,6 +200,7 @@ def attach_to_targets(
     trained_rows.prepare(attached)
     halves = None if lora is None else lora.initialise(attached)
     follow_autocast(attached)
+    lines = with_full_factors(lines, attached, settings)
     return PeftAdaptation(attached, *lines, *notes, attach=trained_rows.read_onto if beside else None, halves=halves)
 
 
@@ -296,3 +297,19 @@ def described(model: nn.Module, settings: AdapterSettings, targets: Sequence[str
     named = "; ".join(f"{kind}: {', '.join(parts[kind])}" for kind in parts)
     whole = [] if score(model) is None else ["score is trained whole"]
     return [f"{settings.adapter}{rank} on {' and '.join(counts)} ({named})", *whole]
+
+
+def with_full_factors(lines: Sequence[str], attached: nn.Module, settings: AdapterSettings) -> list[str]:
+    """Return the lines of a log, with the factors that PEFT trains whole whatever the rank."""
+    kind = ADAPTERS[settings.adapter]
+    layers = [found for module in attached.modules() if kind.full and (found := getattr(module, kind.full, None)) is not None]
+    full = sum(len(factor) > 0 for factor in layers)
+    if not full or kind.rank is None:
+        return [*lines]
+    rank = getattr(settings, kind.rank)
+    said = (
+        f"{full} of {counted(len(layers), 'layers')} train {kind.full} as one full matrix: rank {rank} is half of its longer "
+        "side or more, and only divides lora_alpha in their scale"
+    )
+    first, *rest = lines
+    return [first.replace(f" of rank {rank} ", " of full rank ", 1) if full == len(layers) else first, said, *rest]

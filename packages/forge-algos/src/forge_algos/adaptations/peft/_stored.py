@@ -24,7 +24,14 @@ from forge_algos.adaptations.base._adaptation import Adaptation, Context
 from forge_algos.adaptations.base._modalities import Parts
 from forge_algos.adaptations.base._targets import is_linear, resolve_targets
 from forge_algos.adaptations.peft import _trained_rows as trained_rows
-from forge_algos.adaptations.peft._attach import PeftAdaptation, attached_by, check_tops, described, task_type_of
+from forge_algos.adaptations.peft._attach import (
+    PeftAdaptation,
+    attached_by,
+    check_tops,
+    described,
+    task_type_of,
+    with_full_factors,
+)
 from forge_algos.adaptations.peft._directory import CONFIG, WEIGHTS, StoredAdapter, stored_adapter
 from forge_algos.adaptations.peft._dora import dora_attached
 from forge_algos.adaptations.peft._experts import keep_order
@@ -97,6 +104,7 @@ def attach_stored(model: nn.Module, settings: AdapterSettings, context: Context)
         of_a = {name: module.r["default"] for name, module in attached.get_base_model().named_modules() if name in found}
         Lora(settings=settings, ranks=of_a, left_out=(), directions={}, arguments={}).initialise(attached)
     follow_autocast(attached)
+    lines = with_full_factors(lines, attached, settings)
     lines += [_goes_on(stored), *(["lora_fa: A stays, B trains"] if settings.lora_fa else [])]
     attach = trained_rows.read_onto if beside else None
     return PeftAdaptation(attached, *lines, attach=attach, identity=_digest(stored))
