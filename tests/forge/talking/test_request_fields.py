@@ -23,6 +23,25 @@ def test_what_is_drawn_otherwise_than_transformers_does() -> None:
     assert passed == {"messages": [], "temperature": 0.7, "max_tokens": 5, "logit_bias": {"7": 1.0}, "stream": False}
 
 
+def test_several_answers_and_log_probabilities() -> None:
+    """Under OpenAI's names for a conversation and for a text; each answer has a seed of its own."""
+    passed, drawing = read_fields({"n": 3, "seed": 5, "logprobs": True, "top_logprobs": 2}, KNOWN)
+    assert (drawing.choices, drawing.logprobs, passed) == (3, 2, {"stream": False})
+    assert [drawing.of_choice(number).seed for number in range(3)] == [5, 6, 7]
+    assert read_fields({"logprobs": True}, KNOWN)[1].logprobs == 0
+    assert read_fields({"logprobs": 0}, KNOWN, "prompt")[1].logprobs == 0
+    assert read_fields({"logprobs": False, "n": None}, KNOWN, "prompt")[1] == Drawing()
+    for body, asked, said in (
+        ({"n": 2}, "input", "n: 2 would have no effect here; ask several times"),
+        ({"logprobs": True, "stream": True}, "messages", "logprobs: are not given in a stream; leave stream out"),
+        ({"logprobs": 6}, "prompt", "logprobs: 6 is no whole number from 0 to 5"),
+        ({"logprobs": True}, "prompt", "logprobs: True is no whole number"),
+    ):
+        with pytest.raises(BadRequest) as caught:
+            read_fields(body, KNOWN, asked)
+        assert said in caught.value.as_json()["error"]["message"]
+
+
 def test_what_the_model_decides() -> None:
     """Without a temperature its own settings; at 0, or next to it, the likeliest token."""
     assert read_fields({}, KNOWN)[1].sampled is None
@@ -33,8 +52,11 @@ def test_what_the_model_decides() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("n", 2, "n: 2 would have no effect here; ask several times"),
-        ("logprobs", True, "logprobs: True would have no effect here; leave it out, or serve the model with vLLM"),
+        ("n", 0, "n: 0 is no whole number from 1 to 128"),
+        ("best_of", 2, "best_of: 2 would have no effect here; ask several times"),
+        ("logprobs", 3, "logprobs: 3 is neither true nor false"),
+        ("top_logprobs", 2, "top_logprobs: needs logprobs: true"),
+        ("top_logprobs", 21, "top_logprobs: 21 is no whole number from 0 to 20"),
         ("response_format", {"type": "json_object"}, "would have no effect here"),
         ("tool_choice", "required", "would have no effect here"),
         ("reasoning_effort", "high", '"chat_template_kwargs": {"reasoning_effort": ...}'),

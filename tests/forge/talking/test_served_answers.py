@@ -32,7 +32,10 @@ def streamed(chunks: list[Any], *stop: str) -> list[Any]:
             yield each if isinstance(each, str) else f"data: {json.dumps(each)}\n\n"
 
     async def collected() -> str:
-        return "".join([each async for each in served_events(events(), stop)])
+        return "".join([each async for each in served_events(one(), stop)])
+
+    async def one() -> AsyncIterator[AsyncIterator[str]]:
+        yield events()
 
     said = [each.removeprefix("data: ") for each in asyncio.run(collected()).split("\n\n") if each]
     return [each if each == "[DONE]" else json.loads(each) for each in said]

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,7 @@ json.dump([(each.status_code, each.json()["error"]["message"]) for each in found
 _DRAWN = """
 import asyncio, json, sys, threading, time
 from types import SimpleNamespace
+import torch
 import uvicorn
 from fastapi.testclient import TestClient
 from forge.talking import _transformers_server, _served_generation
@@ -97,6 +99,33 @@ found["response"] = client.post("/v1/responses", json={"input": "the apple", "ma
 routes = (("/load_model", {"model": "/"}), ("/reset", {}), ("/v1/embeddings", {}), ("/v1/chat/completions", [1]))
 closed = [client.post(path, json=body) for path, body in routes]
 found["routes"] = [(each.status_code, each.json()["error"]["message"]) for each in closed]
+
+several = {"temperature": 2.0, "seed": 1, "n": 2}
+found["several"] = client.post("/v1/chat/completions", json=asked | several).json()
+found["several_streamed"] = client.post("/v1/chat/completions", json=asked | several | {"stream": True}).text
+model, tokenizer = manager.load_model_and_processor(manager.process_model_name(path))[:2]
+
+def naive(ids, steps, token=None):
+    drawn, entries = [], []
+    for _ in range(steps):
+        logps = model(torch.tensor([ids + drawn])).logits[0, -1].float().log_softmax(-1)
+        drawn.append(int(logps.argmax()) if token is None else token)
+        entries.append((logps[drawn[-1]].item(), sorted(logps.tolist(), reverse=True)[:3]))
+    return drawn, entries
+
+written = tokenizer.apply_chat_template(asked["messages"], add_generation_prompt=True, return_dict=False)
+found["naive"], token = naive(written, 12), tokenizer.encode("b", add_special_tokens=False)[-1]
+found["naive_biased"], found["biased_text"] = naive(written, 3, token), tokenizer.decode([token] * 3)
+with_logprobs = asked | {"temperature": 0, "logprobs": True, "top_logprobs": 3}
+found["logprobs"] = client.post("/v1/chat/completions", json=with_logprobs).json()["choices"][0]
+drawn = with_logprobs | {"temperature": 2.0, "seed": 1}
+ends = [{}, {"stop": found["seeds"][0][4:6]}]
+found["logprobs_drawn"] = [client.post("/v1/chat/completions", json=drawn | each).json()["choices"][0] for each in ends]
+bias = {"logit_bias": {str(token): 100}, "max_tokens": 3, "n": 2}
+found["logprobs_biased"] = client.post("/v1/chat/completions", json=with_logprobs | bias).json()["choices"]
+text = {"prompt": "the apple", "max_tokens": 4, "temperature": 0, "logprobs": 2}
+found["of_text"] = client.post("/v1/completions", json=text).json()["choices"][0]
+found["naive_text"] = naive(tokenizer("the apple")["input_ids"], 4)
 
 async def gone():
     sent, messages = [], [{"type": "http.request", "body": json.dumps(asked | {"max_tokens": 400}).encode()}]
@@ -150,6 +179,52 @@ def test_answers_are_drawn_as_asked(model_dir: Path) -> None:
     assert found["seconds"] < 10  # of 400 steps of 0.05 seconds
     assert isinstance(found["ended"], str)
     assert found["ended_after"] < 10
+
+    check_several(found)
+    check_logprobs(found)
+
+
+def check_several(found: dict[str, Any]) -> None:
+    """Each of several answers is that of its seed, whole and streamed; the prompt is counted once."""
+    texts = [each["message"]["content"] for each in found["several"]["choices"]]
+    assert texts == found["seeds"][:2]
+    assert [each["index"] for each in found["several"]["choices"]] == [0, 1]
+    usage = found["several"]["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    *chunks, ended = [each.removeprefix("data: ") for each in found["several_streamed"].split("\n\n") if each]
+    choices = [(each, choice) for each in map(json.loads, chunks) for choice in each["choices"]]
+    streamed = ["".join(one["delta"].get("content") or "" for _, one in choices if one["index"] == at) for at in (0, 1)]
+    assert (streamed, ended) == (texts, "[DONE]")
+    assert [each["usage"] for each, _ in choices if each.get("usage")][-1] == usage
+
+
+def check_logprobs(found: dict[str, Any]) -> None:
+    """They are the model's own of each token that is drawn, whatever changes its logits, up to a stop string."""
+    content = found["logprobs"]["logprobs"]["content"]
+    drawn, entries = found["naive"]
+    assert 0 < len(content) <= len(drawn)
+    assert "".join(each["token"] for each in content) == found["logprobs"]["message"]["content"]
+    assert b"".join(bytes(each["bytes"]) for each in content).decode() == found["logprobs"]["message"]["content"]
+    for each, (logprob, likeliest) in zip(content, entries, strict=False):
+        assert each["logprob"] == pytest.approx(logprob, abs=1e-4)
+        assert [one["logprob"] for one in each["top_logprobs"]] == pytest.approx(likeliest, abs=1e-4)
+        assert each["top_logprobs"][0]["token"] == each["token"]
+    whole, cut = ["".join(each["token"] for each in one["logprobs"]["content"]) for one in found["logprobs_drawn"]]
+    stopped, last = found["logprobs_drawn"][1]["message"]["content"], found["logprobs_drawn"][1]["logprobs"]["content"][-1]
+    assert whole == found["seeds"][0]
+    assert whole.startswith(cut)
+    assert len(cut) - len(last["token"]) < len(stopped) <= len(cut) < len(whole)
+    for choice in found["logprobs_biased"]:
+        assert choice["message"]["content"] == found["biased_text"]
+        expected = [logprob for logprob, _ in found["naive_biased"][1]]
+        assert [each["logprob"] for each in choice["logprobs"]["content"]] == pytest.approx(expected, abs=1e-4)
+    text, of_text = found["of_text"]["text"], found["of_text"]["logprobs"]
+    tokens, logprobs = of_text["tokens"], [logprob for logprob, _ in found["naive_text"][1]]
+    assert "".join(tokens) == text
+    assert of_text["token_logprobs"] == pytest.approx(logprobs[: len(tokens)], abs=1e-4)
+    for at, token, likeliest in zip(of_text["text_offset"], tokens, of_text["top_logprobs"], strict=True):
+        assert text[at:].startswith(token)
+        assert max(likeliest.values()) == likeliest[token]
 
 
 @pytest.mark.slow

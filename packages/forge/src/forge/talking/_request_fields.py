@@ -46,6 +46,9 @@ _NEVER = (
     "conversation",
     "max_tool_calls",
 )
+_CHOICES = {"messages": ("n", "logprobs", "top_logprobs"), "prompt": ("n", "logprobs")}
+"""Field of what is asked → fields of several answers and log-probabilities, which such a request may have."""
+_MOST_CHOICES, _MOST_LIKELIEST = 128, {"messages": 20, "prompt": 5}
 _INSTEAD = {
     "n": "ask several times",
     "best_of": "ask several times",
@@ -85,14 +88,23 @@ class Drawing:
     """Tokens that the answer may have, where the request says so."""
     biased: Collection[int] = ()
     """Tokens whose logits are changed."""
+    choices: int = 1
+    """Answers that are drawn, one after another."""
+    logprobs: int | None = None
+    """Likeliest tokens that each token's log-probability is given with; None for no log-probabilities."""
+
+    def of_choice(self, number: int) -> Drawing:
+        """Return how one of several answers is drawn: with a seed of its own, where there is one."""
+        return self if self.seed is None else attrs.evolve(self, seed=self.seed + number)
 
 
-def read_fields(body: Mapping[str, Any], known: Collection[str]) -> tuple[dict[str, Any], Drawing]:
+def read_fields(body: Mapping[str, Any], known: Collection[str], asked: str = "messages") -> tuple[dict[str, Any], Drawing]:
     """Check the fields of a request, but its messages.
 
     Args:
         body: of the request.
         known: fields that transformers' server reads of it.
+        asked: field of what is asked: messages, prompt, or input.
 
     Returns:
         The body that transformers' server is given, and what it is not.
@@ -105,6 +117,8 @@ def read_fields(body: Mapping[str, Any], known: Collection[str]) -> tuple[dict[s
         if name not in {*known, *_OWN, *_NO_PART, *_ONLY, *_NEVER}:
             near = get_close_matches(name, [*known, *_OWN], 1)
             raise BadRequest(f"no field of this server{f'; is {near[0]} meant?' if near else '; leave it out'}", name)
+        if name in _CHOICES.get(asked, ()):
+            continue
         if name in _NEVER or (name in _ONLY and not any(value == each for each in _ONLY[name])):
             raise BadRequest(f"{_short(value)} would have no effect here; {_INSTEAD.get(name, _ELSEWHERE)}", name)
     _check_flag(given, "stream")
@@ -124,6 +138,8 @@ def read_fields(body: Mapping[str, Any], known: Collection[str]) -> tuple[dict[s
         stop=_stops(given),
         length=min((found for name in _LENGTHS if (found := _whole(given, name, 1)) is not None), default=None),
         biased=_biased(given),
+        choices=(_whole(given, "n", 1, _MOST_CHOICES) or 1) if asked in _CHOICES else 1,
+        logprobs=_logprobs(given, asked) if asked in _CHOICES else None,
     )
     _check_template_arguments(given)
     passed = {name: value for name, value in given.items() if name in known and name not in (*_OWN[:5], *_ONLY, "seed", "stop")}
@@ -137,6 +153,22 @@ def read_fields(body: Mapping[str, Any], known: Collection[str]) -> tuple[dict[s
         passed.pop("tools", None)
     passed["stream"] = given.get("stream", False)
     return passed, drawing
+
+
+def _logprobs(given: Mapping[str, Any], asked: str) -> int | None:
+    """Return how many likeliest tokens are given with each, None for no log-probabilities."""
+    most = _MOST_LIKELIEST[asked]
+    if asked == "prompt":
+        wanted = None if given.get("logprobs") is False else _whole(given, "logprobs", 0, most)
+    else:
+        _check_flag(given, "logprobs")
+        likeliest = _whole(given, "top_logprobs", 0, most)
+        if likeliest and not given.get("logprobs"):
+            raise BadRequest("needs logprobs: true, without which nothing is given", "top_logprobs")
+        wanted = (likeliest or 0) if given.get("logprobs") else None
+    if wanted is not None and given.get("stream"):
+        raise BadRequest("are not given in a stream; leave stream out", "logprobs")
+    return wanted
 
 
 def _check_flag(given: Mapping[str, Any], name: str) -> None:

@@ -30,19 +30,37 @@ def without_stops(answer: dict[str, Any], stop: Sequence[str]) -> dict[str, Any]
     return answer
 
 
-async def served_events(events: AsyncIterator[Any], stop: Sequence[str]) -> AsyncIterator[str]:
-    """Cut the pieces of a streamed answer before a stop string, and end it with `[DONE]`.
+def joined(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return one answer with the choices of several; its usage counts the prompt once."""
+    choices = [choice | {"index": number} for number, answer in enumerate(answers) for choice in answer["choices"]]
+    return answers[0] | {"choices": choices, "usage": _used([answer["usage"] for answer in answers])}
 
-    An error is made JSON, which it is not where its message has quotes.
+
+def _used(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    if len(usages) == 1:
+        return usages[0]
+    prompt, drawn = usages[0]["prompt_tokens"], sum(usage["completion_tokens"] for usage in usages)
+    return usages[0] | {"completion_tokens": drawn, "total_tokens": prompt + drawn}
+
+
+async def served_events(answers: AsyncIterator[AsyncIterator[Any]], stop: Sequence[str]) -> AsyncIterator[str]:
+    """Cut the pieces of streamed answers before a stop string, and end them with `[DONE]`.
+
+    An error is made JSON, which it is not where its message has quotes. Each choice ends with the usage up to there.
     """
-    answer = BeforeStop(stop)
-    async for sent in events:
-        text = sent.decode() if isinstance(sent, bytes) else sent
-        yield "".join(each for event in text.split("\n\n") if event.strip() for each in _event(event, answer))
+    usages: list[dict[str, Any]] = []
+    number = 0
+    async for events in answers:
+        answer = BeforeStop(stop)
+        async for sent in events:
+            text = sent.decode() if isinstance(sent, bytes) else sent
+            made = (each for event in text.split("\n\n") if event.strip() for each in _event(event, answer, number, usages))
+            yield "".join(made)
+        number += 1
     yield _DONE
 
 
-def _event(event: str, answer: BeforeStop) -> list[str]:
+def _event(event: str, answer: BeforeStop, number: int, usages: list[dict[str, Any]]) -> list[str]:
     said = event.removeprefix("data: ")
     try:
         chunk: dict[str, Any] = json.loads(said)
@@ -51,7 +69,11 @@ def _event(event: str, answer: BeforeStop) -> list[str]:
     if "error" in chunk:
         return [_data(error_of(f"the answer broke off: {chunk['error']}", 500))]
     made: list[str] = []
+    if chunk.get("usage"):
+        usages.append(chunk["usage"])
+        chunk["usage"] = _used(usages)
     for choice in chunk.get("choices", ()):
+        choice["index"] = number
         holder, field = _text_of(choice)
         text = holder.get(field)
         if choice.get("finish_reason") is not None:

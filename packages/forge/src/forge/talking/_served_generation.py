@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any, Self
 
 from forge.talking._request_fields import Drawing
 from forge.talking._requests import BadRequest
+from forge.talking._served_logprobs import Logprobs
 from forge.talking._stops import until_stop
 
 
@@ -24,6 +26,7 @@ class Asking:
         """ASGI's; says that the client has gone."""
         self.drawing = Drawing()
         self.messages: Any = None
+        self.logprobs: Logprobs | None = None
         self.gone = threading.Event()
 
     @classmethod
@@ -119,11 +122,12 @@ def _seeded(submit: Callable[..., Any]) -> Callable[..., Any]:
 
             if asking.gone.is_set() or _ending.is_set():
                 raise _Gone
-            if (seed := asking.drawing.seed) is None:
-                return work(*given, **more)
-            with torch.random.fork_rng():
-                torch.manual_seed(seed)
-                return work(*given, **more)
+            with nullcontext() if asking.logprobs is None else asking.logprobs.hearing():
+                if (seed := asking.drawing.seed) is None:
+                    return work(*given, **more)
+                with torch.random.fork_rng():
+                    torch.manual_seed(seed)
+                    return work(*given, **more)
 
         return submit(self, drawn, *given, **more)
 
@@ -160,6 +164,9 @@ def _prepared(model: Any, processor: Any, inputs: Any, config: Any) -> dict[str,
             return torch.full(input_ids.shape[:1], asking.gone.is_set() or _ending.is_set(), device=input_ids.device)
 
     stops = [until_stop(processor, drawing.stop, tokens)] if drawing.stop else []
+    asking.logprobs = None if drawing.logprobs is None else Logprobs(model, drawing.logprobs)
+    if asking.logprobs is not None:
+        stops.append(asking.logprobs.criterion())
     more: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([Gone(), *stops])}
     if drawing.frequency_penalty or drawing.presence_penalty:
         more["logits_processor"] = LogitsProcessorList([Penalties()])

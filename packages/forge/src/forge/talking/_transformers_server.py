@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from functools import lru_cache
 from importlib.metadata import entry_points
@@ -16,7 +17,7 @@ from typing import Any
 import forge_data
 from forge.talking._request_fields import Drawing, read_fields
 from forge.talking._requests import BadRequest, as_row, check_messages
-from forge.talking._served_answers import error_of, served_events, without_stops
+from forge.talking._served_answers import error_of, joined, served_events, without_stops
 from forge.talking._served_generation import Asking, draw_as_asked, end_at_once
 from forge.tasks._system_message import with_system_prompt
 
@@ -184,10 +185,15 @@ def refuse_bad_requests(names: tuple[str, ...] = (), system: str | None = None) 
             if field not in body:
                 wanted = "a text" if field == "prompt" else "a list of messages"
                 raise BadRequest(f"nothing came; give {wanted}", field)
-            passed, drawing = read_fields(body, known or body)
-            Asking.now().drawing = drawing
+            passed, drawing = read_fields(body, known or body, field)
+            asking = Asking.now()
+
+            async def choice(number: int) -> Any:
+                asking.drawing = drawing.of_choice(number)
+                return await answer(self, passed, request_id)
+
             try:
-                return _as_asked(await answer(self, passed, request_id), drawing, field)
+                return await _as_asked(choice, asking, drawing, field)
             except BadRequest:
                 raise
             except Exception as error:
@@ -220,15 +226,30 @@ def refuse_bad_requests(names: tuple[str, ...] = (), system: str | None = None) 
     served.build_server = build_server
 
 
-def _as_asked(answer: Any, drawing: Drawing, field: str) -> Any:
-    """Return the answer without stop strings; a stream of completions with its end."""
+async def _as_asked(choice: Callable[[int], Awaitable[Any]], asking: Asking, drawing: Drawing, field: str) -> Any:
+    """Return every answer that is asked for, without stop strings; a stream with its end."""
+    first = await choice(0)
     if field == "input":
-        return answer
-    if hasattr(answer, "body_iterator"):
-        answer.body_iterator = served_events(answer.body_iterator, drawing.stop)
-        return answer
-    found = json.loads(answer.body)
-    return type(answer)(without_stops(found, drawing.stop), status_code=answer.status_code)
+        return first
+    if hasattr(first, "body_iterator"):
+        streams = first.body_iterator
+
+        async def answers() -> AsyncIterator[Any]:
+            yield streams
+            for number in range(1, drawing.choices):
+                yield (await choice(number)).body_iterator
+
+        first.body_iterator = served_events(answers(), drawing.stop)
+        return first
+    found, answer = [], first
+    for number in range(drawing.choices):
+        answer = answer if number == 0 else await choice(number)
+        found.append(without_stops(json.loads(answer.body), drawing.stop))
+        if asking.logprobs is not None:
+            tokenizer = getattr(_processor.get(), "tokenizer", _processor.get())
+            read = asking.logprobs.of_text if field == "prompt" else asking.logprobs.of_messages
+            found[-1]["choices"][0]["logprobs"] = read(tokenizer, drawing.stop)
+    return type(first)(joined(found), status_code=first.status_code)
 
 
 class _Received:

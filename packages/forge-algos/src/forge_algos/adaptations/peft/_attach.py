@@ -303,7 +303,7 @@ def described(model: nn.Module, settings: AdapterSettings, targets: Sequence[str
 
 
 def with_full_factors(lines: Sequence[str], attached: nn.Module, settings: AdapterSettings) -> list[str]:
-    """Return these lines with what they say of factors that PEFT trains whole, whatever the rank."""
+    """Return the lines of a log, with the factors that PEFT trains whole whatever the rank."""
     kind = ADAPTERS[settings.adapter]
     layers = [found for module in attached.modules() if kind.full and (found := getattr(module, kind.full, None)) is not None]
     full = sum(len(factor) > 0 for factor in layers)
