@@ -438,6 +438,16 @@ def test_saving_in_other_ways_is_listed(text: str) -> None:
             set(),
         ),
         (
+            "model_name_or_path: m\nstage: sft\nfinetuning_type: oft\nadapter_name_or_path: a\noft_block_size: 16\n",
+            {"adapter": "oft", "adapter_path": "a"},
+            {"oft_block_size"},
+        ),
+        (
+            "model_name_or_path: m\nstage: sft\nfinetuning_type: lora\nadapter_name_or_path: a\npissa_init: true\n",
+            {"adapter": "lora", "adapter_path": "a"},
+            {"pissa_init"},
+        ),
+        (
             "model_name_or_path: m\nstage: sft\nfinetuning_type: lora\nadapter_name_or_path: a,b\n",
             {"adapter": "lora", "adapter_path": None},
             {"adapter_name_or_path"},

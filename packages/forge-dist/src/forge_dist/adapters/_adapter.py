@@ -73,6 +73,8 @@ def read_adapter(
         warnings.filterwarnings("ignore", message="Found missing adapter keys", category=UserWarning)
         # PEFT gives fused experts a rank of their own, and warns where they are no target.
         warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
+        # A merge says so, where one is asked for.
+        warnings.filterwarnings("ignore", message="`lora_bias=True` was passed")
         if attach is not None:
             model = attach(base, str(folder), name)
         else:

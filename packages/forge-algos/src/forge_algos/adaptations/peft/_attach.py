@@ -246,6 +246,7 @@ def attached_by(model: nn.Module, config: "PeftConfig") -> "PeftModel":
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
             # Of an adapter that exists, whose values are read.
             warnings.filterwarnings("ignore", message="The symmetric initialization can NOT")
+            warnings.filterwarnings("ignore", message="`lora_bias=True` was passed")
             # PEFT gives fused experts a rank of their own, and warns where they are no target.
             warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
             made = get_peft_model(target, config)

@@ -300,7 +300,8 @@ def _tensors(model: "PeftModel") -> Mapping[str, torch.Tensor]:
             for own, parameter in module.modules_to_save["default"].named_parameters()
         }
         return {_TOKENS: encoder.embedding.weight, **beside}
-    return get_peft_model_state_dict(model, save_embedding_layers=False)
+    # Given the state, PEFT takes no bias of a B matrix for a torn one.
+    return get_peft_model_state_dict(model, state_dict=model.state_dict(), save_embedding_layers=False)
 
 
 _KINDS = {

@@ -154,7 +154,10 @@ _OF_4_BITS = set(
     bnb_4bit_compute_dtype""".split()
 )
 
-_SHAPE = ("lora_r lora_rank lora_alpha lora_target lora_target_modules lora_modules_to_save additional_target").split()
+_SHAPE = (
+    "lora_r lora_rank lora_alpha lora_target lora_target_modules lora_modules_to_save additional_target oft_target "
+    "oft_block_size vera_rank fourier_n_frequency fourier_scaling pissa_init peft_init_lora_weights"
+).split()
 
 
 def _stored(draft: Draft, kind: object) -> None:
