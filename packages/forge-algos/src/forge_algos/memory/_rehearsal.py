@@ -258,10 +258,8 @@ class Rehearsal:
         def work(tracker: Tracker, parallel: Alone, _: Callable[[], AbstractContextManager[Any]]) -> int:
             with _beside_gradients(tracker, model) as began, parallel.micro_batch(last=True):
                 for cache in caches():
-                    for layer in getattr(cache, "layers", ()):
-                        for tensor in (getattr(layer, name, None) for name in ("keys", "values")):
-                            if isinstance(tensor, torch.Tensor):
-                                tracker.mark(tensor, "cache")
+                    _mark_cache(tracker, cache)
+                    del cache  # no longer than the sampler holds it
                 return began
 
         return self._peak(work, model, optimizer, others)
@@ -348,6 +346,14 @@ def _beside_gradients(tracker: Tracker, model: nn.Module) -> Iterator[int]:
         held = [torch.empty_like(p) for p in trainable(model)]
     yield tracker.position
     del held
+
+
+def _mark_cache(tracker: Tracker, cache: Any) -> None:
+    """Count the keys and values of all layers as the cache."""
+    for layer in getattr(cache, "layers", ()):
+        for tensor in (getattr(layer, name, None) for name in ("keys", "values")):
+            if isinstance(tensor, torch.Tensor):
+                tracker.mark(tensor, "cache")
 
 
 @contextmanager
