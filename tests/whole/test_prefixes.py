@@ -7,8 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig
 
 import forge
 import forge_algos
@@ -307,8 +309,11 @@ def test_sampled_completions(verb: str, model_dir: Path, tmp_path: Path) -> None
     assert "prompts: computed once a completion: attention 'sdpa' does not know kv_rows" in log(runs[1])
     # Without, 0.37, 0.53, 1 and 1 would be computed: a group's prompt once, or every prompt.
     assert computed[0] < {"grpo": 0.2, "rloo": 0.3, "ppo": 0.5, "sdft": 0.7}[verb] * computed[1]
+    # What SDFT learns is a KL near 0, what is left of log-probabilities near ln V: each is off by an ulp of those in float32, a
+    # token's KL was by 6e-7 from float64's, whose means were the same on both sides.
+    near = float(np.spacing(np.float32(np.log(AutoConfig.from_pretrained(model_dir).vocab_size)))) if verb == "sdft" else 1e-7
     for name in ("loss", "grad_norm"):
-        assert figures(runs[0], name) == pytest.approx(figures(runs[1], name), rel=1e-5, abs=1e-7)
+        assert figures(runs[0], name) == pytest.approx(figures(runs[1], name), rel=1e-5, abs=near)
     assert figures(runs[0], "samples") == figures(runs[1], "samples")
 
 

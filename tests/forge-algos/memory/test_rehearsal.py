@@ -361,9 +361,14 @@ def test_an_evaluation_is_less_than_a_step() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("adapter", "prompts"), ci_keeps([("lora", (5, 5, 21))], [("none", (9, 30)), ("lora", (5, 5, 21))]))
+@pytest.mark.parametrize(
+    ("adapter", "prompts"), ci_keeps([("lora", (9, 30))], [("none", (9, 30)), ("lora", (9, 30)), ("lora", (5, 5, 21))])
+)
 def test_sampling_takes_what_was_planned(adapter: str, prompts: tuple[int, ...], tmp_path: Path) -> None:
-    """Within 5 percent of completions that no token ends: the cache at its longest, and the logits of the widest batch."""
+    """Within 1 percent of completions that no token ends: the cache at its longest, and the logits of the widest batch.
+
+    Of prompts of 9 and 30 tokens a batch in the middle, with one of each, computes most tokens at once.
+    """
     asked = [np.arange(3, 3 + length) for length in prompts]
     more = {"num_generations": 3, "max_new_tokens": 14, "temperature": 0.8, "top_p": 1.0, "top_k": 0}
 
@@ -376,7 +381,7 @@ def test_sampling_takes_what_was_planned(adapter: str, prompts: tuple[int, ...],
     _, _, model, _ = made("llama", settings, "adamw", outline=False)
     found = measured(lambda: sampler(model).sample(asked, seed=1, **more), tmp_path)
     gradients = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    assert planned.bytes - gradients == pytest.approx(storage_bytes(model) + found, rel=0.05)
+    assert planned.bytes - gradients == pytest.approx(storage_bytes(model) + found, rel=0.01)
     assert planned.parts["cache"] > 0
     assert sum(planned.parts.values()) == planned.bytes
 

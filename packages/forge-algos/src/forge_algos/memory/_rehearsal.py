@@ -264,10 +264,8 @@ class Rehearsal:
         def work(tracker: Tracker, parallel: Alone, _: Callable[[], AbstractContextManager[Any]]) -> int:
             with _beside_gradients(tracker, model) as began, parallel.micro_batch(last=True):
                 for cache in caches():
-                    for layer in getattr(cache, "layers", ()):
-                        for tensor in (getattr(layer, name, None) for name in ("keys", "values")):
-                            if isinstance(tensor, torch.Tensor):
-                                tracker.mark(tensor, "cache")
+                    _mark_cache(tracker, cache)
+                    del cache  # no longer than the sampler holds it
                 return began
 
         return self._peak(work, model, optimizer, others)
@@ -369,6 +367,14 @@ class _Rounding(NamedTuple):
             with self.tracker.counting("unrounded"):
                 stack.enter_context(self.quantized.in_place())
             yield
+
+
+def _mark_cache(tracker: Tracker, cache: Any) -> None:
+    """Count the keys and values of all layers as the cache."""
+    for layer in getattr(cache, "layers", ()):
+        for tensor in (getattr(layer, name, None) for name in ("keys", "values")):
+            if isinstance(tensor, torch.Tensor):
+                tracker.mark(tensor, "cache")
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from forge_algos._cache_argument import cache_argument
 from forge_algos._errors import RolloutError
 from forge_algos._modules import causal_model, mode, unwrap, virtual_tokens
 from forge_algos._parallel import ALONE, Parallel
-from forge_algos.batches._media import MediaInputs, is_seen, line_inputs
+from forge_algos.batches._media import is_seen, line_inputs
 from forge_algos.isolation._alone import runs_alone
 from forge_algos.isolation._compare import REFUSALS, Compare, decides
 from forge_algos.isolation._isolation import made_up_ids, made_up_lengths
@@ -43,7 +43,9 @@ from forge_algos.online.sampling._media_rows import (
     Line,
     MediaOf,
     SampledMedia,
+    checked_media,
     equal_each,
+    lines_of,
     may_stand_beside,
     tried_lines,
 )
@@ -135,7 +137,7 @@ class GenerateSampler:
         media: Sequence[MediaOf] | None = None,
     ) -> list[Completion]:
         """Sample as `Sampler.sample`; with `synced` every rank calls it, one without prompts too."""
-        media = _checked(media, len(prompts), self._media)
+        media = checked_media(media, len(prompts), self._media)
         known = range(len(prompts)) if numbers is None else numbers
         self._greedy = top_k == 1
         wanted = [(prompt, which) for prompt in range(len(prompts)) for which in range(num_generations)]
@@ -163,7 +165,7 @@ class GenerateSampler:
                 batch = batches.pop(0)
                 drawn = uniforms(seed, [(known[prompt], which) for prompt, which in batch], max_new_tokens)
                 numbers_B = [prompt for prompt, _ in batch]
-                lines = _lines(numbers_B, prompts, media)
+                lines = lines_of(numbers_B, prompts, media)
                 rows = self._generate(lines, numbers_B, drawn, warps, max_new_tokens, repetition_penalty)
                 found.update(zip(batch, rows, strict=True))
         return [found[pair] for pair in sorted(found)]
@@ -218,30 +220,47 @@ class GenerateSampler:
         For the memory plan: the model holds no data, so its tokens have no values and every completion is as long as it may be.
         The tokens between take less. Arguments as of `sample`.
         """
-        media = _checked(media, len(prompts), self._media)
+        media = checked_media(media, len(prompts), self._media)
         if self._media is not None:
             self._beside = "any" if self._media.joins else "same"  # as most models have it: what is made up tells nothing
         wanted = [(number, which) for number in range(len(prompts)) for which in range(num_generations)]
         wanted.sort(key=lambda pair: len(prompts[pair[0]]), reverse=True)
         batches = list(self._batches(wanted, prompts, max_new_tokens, media))
         warps = self._warps(temperature, top_p, top_k, min_p)
-        # One with the longest rows, and one with the most, whose logits take most.
+        done: list[list[tuple[int, int]]] = []
         with torch.no_grad(), mode(self._model, training=False), default_generation_config(causal_model(self._model)):
-            for batch in {id(each): each for each in (batches[0], max(batches, key=len))}.values():
+            # With the longest rows, with the most, whose logits take most, and with most tokens of prompts in one forward. The
+            # last is chosen when the first has tried whether a prompt is computed once for its rows.
+            sizes = (lambda of: len(prompts[of[0][0]]), len, lambda of: self._computed_at_once(of, prompts, media))
+            for size in sizes:
+                if (batch := max(batches, key=size)) in done:
+                    continue
+                done.append(batch)
                 numbers = [prompt for prompt, _ in batch]
-                rows = _lines(numbers, prompts, media)
+                rows = lines_of(numbers, prompts, media)
                 ids, mask = self._padded(rows)
                 uniforms_BS = torch.zeros(len(batch), max_new_tokens).to(ids.device)
                 draw = DrawToken(with_penalty(warps, repetition_penalty, ids, mask), uniforms_BS, ids.shape[1], checks=False)
                 begun = self._begun(rows, numbers, ids, mask, numbered=False)
-                cache = cache_of(self._output(ids, mask, draw, max_new_tokens, whole=True, **begun))
+                first = self._output(ids, mask, draw, max_new_tokens, whole=True, output_logits=True, **begun)
+                # `generate` holds the scores of one token while it computes the next.
+                cache, held = cache_of(first), first.logits
+                del begun, first
                 yield cache
                 before = max_new_tokens - 2
-                if before < 0 or virtual_tokens(self._model) or not grow(cache, before):
-                    continue
-                yield cache
-                ids, mask = (torch.cat([one, one.new_ones(len(batch), before + 1)], 1) for one in (ids, mask))
-                yield cache_of(self._output(ids, mask, draw, 1, whole=True, **{cache_argument(): cache}))
+                if before >= 0 and not virtual_tokens(self._model) and grow(cache, before):
+                    yield cache
+                    ids, mask = (torch.cat([one, one.new_ones(len(batch), before + 1)], 1) for one in (ids, mask))
+                    yield cache_of(self._output(ids, mask, draw, 1, whole=True, **{cache_argument(): cache}))
+                # The next batch begins without this one's.
+                del cache, draw, held
+
+    def _computed_at_once(self, batch: list[tuple[int, int]], prompts: Sequence[NDArray[Any]], media: Sequence[MediaOf]) -> int:
+        """Return how many tokens of prompts a batch's first forward has: a prompt's once where its rows share them."""
+        numbers, width = {prompt for prompt, _ in batch}, len(prompts[batch[0][0]])
+        shares = self._shares_media if any(media[number] is not None for number in numbers) else self._shares
+        once = shares and not growing_positions(self._model, width)
+        return (len(numbers) if once else len(batch)) * width
 
     def _generate(
         self,
@@ -476,25 +495,3 @@ class GenerateSampler:
                 synced_gpus=self._synced and draw is not None,
                 **more,
             )
-
-
-def _checked(media: Sequence[MediaOf] | None, prompts: int, known: SampledMedia | None) -> Sequence[MediaOf]:
-    """Return the images of each prompt, None for none."""
-    if media is None:
-        return [None] * prompts
-    if known is None or len(media) != prompts:
-        raise RolloutError(
-            f"media: of {len(media)} prompts, where there are {prompts}; each has some or None, and the sampler is made with "
-            "`media`"
-        )
-    return media
-
-
-def _lines(numbers: Sequence[int], prompts: Sequence[NDArray[Any]], media: Sequence[MediaOf]) -> list[Line]:
-    """Return the prompts of a batch by their numbers, the images of each made once."""
-    made: dict[int, MediaInputs] = {}
-    for number in numbers:
-        if number not in made:
-            make = media[number]
-            made[number] = {} if make is None else make()
-    return [Line(prompts[number], made[number]) for number in numbers]

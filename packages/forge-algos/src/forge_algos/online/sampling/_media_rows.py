@@ -7,9 +7,10 @@ from typing import Any, Literal, NamedTuple
 import attrs
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from forge_algos._errors import PackedBatchError
+from forge_algos._errors import PackedBatchError, RolloutError
 from forge_algos.batches._media import MediaInputs, go_by_lines
 from forge_algos.heads._media import MediaDocument, longer, words_of
 from forge_algos.isolation._compare import REFUSALS, Compare, Decide
@@ -43,6 +44,28 @@ class Line(NamedTuple):
     ids: Any
     """int[S]."""
     media: MediaInputs = MappingProxyType({})
+
+
+def checked_media(media: Sequence[MediaOf] | None, prompts: int, known: SampledMedia | None) -> Sequence[MediaOf]:
+    """Return the images of each prompt, None for none."""
+    if media is None:
+        return [None] * prompts
+    if known is None or len(media) != prompts:
+        raise RolloutError(
+            f"media: of {len(media)} prompts, where there are {prompts}; each has some or None, and the sampler is made with "
+            "`media`"
+        )
+    return media
+
+
+def lines_of(numbers: Sequence[int], prompts: Sequence[NDArray[Any]], media: Sequence[MediaOf]) -> list[Line]:
+    """Return the prompts of a batch by their numbers, the images of each made once."""
+    made: dict[int, MediaInputs] = {}
+    for number in numbers:
+        if number not in made:
+            make = media[number]
+            made[number] = {} if make is None else make()
+    return [Line(prompts[number], made[number]) for number in numbers]
 
 
 def tried_lines(model: nn.Module, media: SampledMedia) -> tuple[Line, Line]:
