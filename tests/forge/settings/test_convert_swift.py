@@ -274,6 +274,8 @@ RLHF = [
     ("rm", "--center_rewards_coefficient 0.01", "reward", {"centering": 0.01}),
     ("ppo", "--reward_model r --response_length 9", "ppo", {"reward_model_path": "r", "max_new_tokens": 9}),
     ("gkd", "--teacher_model org/t --lmbda 0", "distill", {"teacher_path": "org/t", "train_on": "last", "temperature": 0.9}),
+    ("gkd", "--teacher_model t", "distill", {"on_policy": 0.5, "max_new_tokens": 512, "temperature": 0.9}),
+    ("gkd", "--teacher_model t --lmbda 1 --max_completion_length 9", "distill", {"on_policy": 1, "max_new_tokens": 9}),
     ("grpo", "", "grpo", {"loss_type": "grpo", "kl_weight": 0.04, "temperature": 0.9, "max_new_tokens": 512}),
     ("grpo", "--beta 0 --importance_sampling_level sequence", "grpo", {"loss_type": "gspo", "clip": 0.2}),
     ("grpo", "--advantage_estimator rloo", "grpo", {"baseline": "leave_one_out", "kl_in_reward": True, "kl_weight": 0.04}),
@@ -330,7 +332,6 @@ def test_rlhf_without_a_method_is_dpo() -> None:
     [
         ("rlhf", "--rlhf_type cpo", "rlhf_type: 'cpo': forge has no such method.*--verb"),
         ("rlhf", "--rlhf_type gkd", "teacher_model: is not given.*forge sdft"),
-        ("rlhf", "--rlhf_type gkd --teacher_model t --lmbda 1", "lmbda: 1: every answer is sampled"),
         ("rlhf", "--rlhf_type grpo --teacher_model t", "teacher_model: with rlhf_type grpo"),
         ("sft", "--task_type reranker", "forge has no rerankers"),
         ("sft", "--task_type seq_cls --problem_type regression", "regression"),

@@ -108,6 +108,15 @@ class DistillSettings:
     0 is forward KL, which covers all that the teacher does; 1 is reverse KL, which seeks what it does most."""
     temperature: float = attrs.field(default=1.0, validator=logits_divisor)
     """Divisor of both models' logits before the softmax; at least 1e-6."""
+    on_policy: float = attrs.field(default=0.0, validator=_at_most_one)
+    """Share of the steps that are on completions which the model samples for them:
+    λ of GKD (arXiv 2306.13649; lmbda of TRL), drawn by the seed. 0 learns the rows' own answers alone, 1 none of them."""
+    max_new_tokens: int = attrs.field(default=256, validator=number(kind=int, low=1))
+    """Most tokens that a completion may have with on_policy;
+    one without an end by then is cut off, and learned from all the same."""
+    sample_temperature: float | None = attrs.field(default=None, validator=attrs.validators.optional(logits_divisor))
+    """Divisor of the logits where completions are sampled with on_policy, at least 1e-6;
+    the same as temperature by default."""
     matched_weight: float | None = attrs.field(default=None, validator=attrs.validators.optional(_weight))
     """Weight of the tokens that both vocabularies have, with loss=gold;
     by default the share of the teacher's vocabulary that they are."""
@@ -117,6 +126,7 @@ class DistillSettings:
 
     def __attrs_post_init__(self) -> None:
         self._check_stored()
+        self._check_sampled()
         weights = {"matched_weight": self.matched_weight, "unmatched_weight": self.unmatched_weight}
         given = [name for name, value in weights.items() if value is not None]
         if given and self.loss != "gold":
@@ -128,6 +138,23 @@ class DistillSettings:
         if self.loss == "uld" and self.beta != attrs.fields(DistillSettings).beta.default:
             raise ValueError(
                 f"beta={self.beta:g} has no effect with loss=uld, which has no JSD: leave it out, or take loss=gold"
+            )
+
+    def _check_sampled(self) -> None:
+        """Refuse settings of sampling without samples, and samples without their teacher."""
+        if not self.on_policy:
+            for name, default in (("max_new_tokens", 256), ("sample_temperature", None)):
+                if getattr(self, name) != default:
+                    raise ValueError(f"{name} has no effect without on_policy, by which completions are sampled")
+        elif self.teacher_logprobs is not None:
+            raise ValueError(
+                "on_policy with teacher_logprobs: these are of the rows' own answers and say nothing of what the model "
+                "samples; give teacher_path"
+            )
+        elif self.loss != "jsd":
+            raise ValueError(
+                f"on_policy with loss={self.loss}: only a teacher with the model's own tokenizer (loss=jsd) is asked about "
+                "what the model samples"
             )
 
     def _check_stored(self) -> None:

@@ -33,6 +33,7 @@ from forge.tasks._rollouts import LOOKED_AT
 from forge.tasks._task import Run
 from forge.tasks.items._items import Items
 from forge.tasks.items._media import media_names
+from forge.tasks.items._own_answers import OwnAnswers
 from forge.tasks.items._prompts import Prompts
 
 ROLLOUT = "rollout"
@@ -76,11 +77,12 @@ def _plan_of(bare: Rehearsed | Derived, target: Target) -> MemoryPlan:
         tried.append((phase, step, planned.plan.places(worst)))
     phase, step, tokens = max(tried, key=lambda each: each[0].planned)
     phases = [phase]
-    if isinstance(planned.train, Prompts):
+    online = isinstance(planned.train, Prompts)
+    if online or isinstance(planned.train, OwnAnswers):
         rollout, tokens = bare.rollout()
         phases.insert(0, divided(planned, ROLLOUT, rollout.parts, bare.groups, on_host=target.block == 1))
         notes.append(_ROLLOUTS)
-    elif planned.held_out is not None:
+    if planned.held_out is not None and not online:
         evaluation = bare.evaluation()
         phases.append(divided(planned, "evaluation", evaluation.parts, bare.groups, on_host=target.block == 1))
     held = bare.held(step.parts)
@@ -132,7 +134,7 @@ _MANY = 100
 
 def _row_lengths(planned: Planned) -> int:
     """Return how many lengths the rows of a run have, up to `_MANY`."""
-    if isinstance(planned.train, Prompts):
+    if isinstance(planned.train, (OwnAnswers, Prompts)):
         return _MANY  # completions end anywhere
     plan, found = planned.plan, set[int]()
     for step in range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT)):

@@ -102,6 +102,7 @@ RENAMED = {
         "sapo_temperature_pos": "tau_pos",
         "sapo_temperature_neg": "tau_neg",
         "teacher_path": "teacher_model",
+        "on_policy": "lmbda",
         "value_weight": "vf_coef",
         "value_clip": "cliprange_value",
         "add_special_tokens": "new_special_tokens",
@@ -303,7 +304,7 @@ TOLD = {
         "a module of yours is named where it is used, module:name: in preprocess, reward and env": """external_plugins
             custom_register_path custom_dataset_info reward_model_plugin multi_turn_scheduler gym_env use_gym_env""",
         "what fills {{NAME}} and {{AUTHOR}} in the rows is a preprocess": "model_author",
-        "forge distill learns the rows' own answers from the teacher": "lmbda seq_kd sft_alpha gkd_logits_topk",
+        "forge distill learns the rows' own answers from the teacher": "seq_kd sft_alpha gkd_logits_topk",
         "one learning rate is that of all weights: learning_rate": "vit_lr aligner_lr",
         "the token that ends a turn is the template's own, or turn_end": "eos_token pad_token special_tokens eot_tokens",
         "give paths in data_path": "dataset_dir",

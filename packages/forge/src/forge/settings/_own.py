@@ -4,7 +4,8 @@ OWN = {
     name: verbs
     for verbs, names in {
         "pretrain": "block_size cross_documents",
-        "distill": "teacher_path teacher_logprobs teacher_rest matched_weight unmatched_weight",
+        "distill": """teacher_path teacher_logprobs teacher_rest matched_weight unmatched_weight on_policy
+            sample_temperature""",
         "sdft": "demonstration_template teacher teacher_rate skip_tokens",
         "dpo": "loss_weights f_divergence f_divergence_alpha discopop_tau ld_alpha wpo",
         "simpo": "cpo_alpha",
@@ -31,8 +32,8 @@ OWN = {
         "distill, sdft, dpo, orpo, simpo and kto": "beta",
         "distill, sdft, embed, ppo, grpo and rloo": "temperature",
         "dpo, orpo, simpo, kto and reward": "on_bad_pair",
-        "sdft, ppo, grpo and rloo": """max_prompt_len num_generations max_new_tokens top_p top_k min_p
-            repetition_penalty""",
+        "distill, sdft, ppo, grpo and rloo": "max_new_tokens",
+        "sdft, ppo, grpo and rloo": "max_prompt_len num_generations top_p top_k min_p repetition_penalty",
         "rloo": "normalize_advantages",
         "ppo, grpo and rloo": """reward reward_weights reward_clip_range reward_model_path on_reward_error
             clip clip_high updates_per_pass mask_truncated missing_eos_penalty

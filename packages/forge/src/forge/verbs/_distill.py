@@ -14,8 +14,10 @@ from forge._errors import SettingsError
 from forge.settings._settings import RunSettings
 from forge.tasks._lint_check import check_kind
 from forge.tasks._offline import OfflineSteps
+from forge.tasks._on_policy import OnPolicySteps, RehearsedOnPolicy
 from forge.tasks._reference_model import require_same_tokens
 from forge.tasks._task import Run
+from forge.tasks.items._own_answers import own_answers
 from forge.tasks.items._stored_teacher import StoredTeacher, read_record, vocabulary_digest, with_teacher
 from forge.tasks.items._taught import TaughtRows
 from forge.verbs._registry import verb
@@ -34,6 +36,22 @@ class DistillSettings(RunSettings):
 
     data: forge_data.DataSettings
     objective: forge_algos.DistillSettings
+
+    def check(self) -> None:
+        """Refuse what samples from another model than the one that learns, or has no length."""
+        super().check()
+        if not self.objective.on_policy:
+            return
+        if self.plan.max_tokens is not None:
+            raise SettingsError(
+                f"max_tokens={self.plan.max_tokens} with on_policy: how many tokens are learned is known only once completions "
+                "are sampled. Give max_steps or num_epochs."
+            )
+        if self.optimizer.optimizer == "schedule_free":
+            raise SettingsError(
+                "optimizer=schedule_free with on_policy trains another model than the one that samples the completions: take "
+                "another."
+            )
 
 
 class Distill(SFT):
@@ -74,13 +92,14 @@ class Distill(SFT):
 
     def check_rows(self, s: Any, setting: str) -> None:
         """Refuse files for their first row, one with images too where two tokenizers read it."""
-        media = self.media and s.objective.loss == "jsd" and s.objective.teacher_logprobs is None
+        own = s.objective
+        media = self.media and own.loss == "jsd" and own.teacher_logprobs is None and not own.on_policy
         forge_data.check_first_row(getattr(s.data, setting), media=media, **self.row_kind(s), **self.reading(s))
 
     def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:
         """Tokenize rows, with both tokenizers where they may differ; log what both have in common."""
         own = s.objective
-        if own.teacher_logprobs is not None:
+        if own.teacher_logprobs is not None or own.on_policy:
             more["media"] = False
         if own.loss == "jsd":
             return super().prepare(s, path, tokenizer, directory, report, **more)
@@ -116,6 +135,9 @@ class Distill(SFT):
             check_kind(self.name, store, "supervised", "rows to imitate: messages, prompt and completion, documents, or tokens")
             left_out = own.teacher_rest == "left_out"
             return with_teacher(store, StoredTeacher(own.teacher_logprobs, left_out=left_out, temperature=own.temperature))
+        if own.on_policy:
+            check_kind(self.name, store, "supervised", "rows to imitate: messages, prompt and completion, or tokens")
+            return own_answers(store, own.max_new_tokens)
         if own.loss == "jsd":
             return super().items(s, store)
         check_kind(self.name, store, "supervised", "rows to imitate: messages, prompt and completion")
@@ -130,7 +152,19 @@ class Distill(SFT):
     def shared(self, s: Any, items: Any) -> dict[str, Any]:
         """Return what samples begin with; nothing where the teacher's begin otherwise."""
         own = s.objective
-        return super().shared(s, items) if own.loss == "jsd" and own.teacher_logprobs is None else {}
+        whole = own.loss == "jsd" and own.teacher_logprobs is None and not own.on_policy
+        return super().shared(s, items) if whole else {}
+
+    def step_source(self, run: Run) -> OfflineSteps:
+        """Take the steps of the batch plan, or sample for some of them."""
+        own = run.settings.objective
+        if not own.on_policy:
+            return super().step_source(run)
+        run.report.note(
+            f"on_policy: {own.on_policy:.0%} of the steps are on completions of at most {own.max_new_tokens:,} tokens that the "
+            "model samples for the rows' last prompts; loss tokens above are those of the rows' own answers"
+        )
+        return OnPolicySteps(run, forge_algos.Distill(settings=own, teacher=run.load_frozen(own.teacher_path)))
 
     def rehearsal_source(self, run: Run) -> OfflineSteps:
         """Take the steps of the batch plan, with the teacher on the same ranks."""
@@ -138,6 +172,8 @@ class Distill(SFT):
         if own.teacher_logprobs is not None:
             return OfflineSteps(run, forge_algos.TopDistill(settings=own))
         teacher = run.load_frozen(own.teacher_path)
+        if own.on_policy:
+            return RehearsedOnPolicy(run, forge_algos.Distill(settings=own, teacher=teacher))
         if own.loss == "jsd":
             return OfflineSteps(
                 with_shared_prefixes(run, run.model, teacher), forge_algos.Distill(settings=own, teacher=teacher)

@@ -65,6 +65,8 @@ _OF_MODELSCOPE = "LLM-Research AI-ModelScope iic ZhipuAI Shanghai_AI_Laboratory 
 """Owners of models that Hugging Face's hub has under another name."""
 _SAMPLES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "num_beams", "max_new_tokens", "stop_words")
 """Arguments of generation, which training alone does not read."""
+_DRAWN = ("top_k", "top_p", "min_p", "repetition_penalty")
+"""Those of them that narrow what is sampled from."""
 
 
 def swift_draft(
@@ -163,12 +165,6 @@ def _check_distillation(left: dict[str, Any]) -> None:
         raise RecipeError(
             "teacher_model: is not given: a model that teaches itself, or a server that does, is no teacher of forge distill; "
             "forge sdft teaches a model by itself with demonstrations (--verb sdft)."
-        )
-    share = left.get("lmbda", 0.5)
-    if isinstance(share, int | float) and share >= 1:
-        raise RecipeError(
-            f"lmbda: {share}: every answer is sampled by the model that learns; forge distill learns the rows' own answers: "
-            "take lmbda 0, or --verb distill for a recipe of it."
         )
 
 
@@ -332,13 +328,15 @@ def _objective(draft: Draft) -> None:
     """Read what the method has of its own."""
     left, verb = draft.left, draft.verb
     if verb == "distill":
-        if (share := left.pop("lmbda", 0.5)) > 0:
-            draft.lost.append(
-                f"lmbda: {share}: that share of the steps is on answers that the model itself samples; forge distill "
-                "learns the rows' own answers alone, which is lmbda 0"
-            )
-        for name in (*_SAMPLES[1:], "max_completion_length", "vllm_mode", "use_vllm"):
+        share, most = left.pop("lmbda", 0.5), left.pop("max_completion_length", 512)
+        if share > 0:
+            for name in _DRAWN:
+                if name in left:
+                    draft.lose(name, "forge distill samples from all tokens")
+        for name in (*_SAMPLES[1:], "vllm_mode", "use_vllm"):
             left.pop(name, None)
+        if share > 0:
+            left |= {"on_policy": share, "max_new_tokens": most}
         if left.get("sft_alpha"):
             draft.lose("sft_alpha", "a likelihood beside the distillation is not available")
         if left.get("seq_kd"):
