@@ -190,6 +190,7 @@ def test_its_memory_is_planned(
         ("sft", {"strategy": "zero3"}, "qat=q4_0 with strategy=zero3"),
         ("sft", {"backend": "trl", "eval_data_path": None}, "qat=q4_0 has no effect with backend=trl: TRL computes with"),
         ("dpo", {"reference": "moving"}, "qat=q4_0 with reference=moving: the reference begins as the model"),
+        ("distill", {"teacher_path": "t", "on_policy": 0.5}, "qat=q4_0 with on_policy=0.5, whose completions"),
         ("reward", {}, "such a file holds a causal language model: forge reward trains another"),
         ("classify", {}, "such a file holds a causal language model: forge classify trains another"),
         ("embed", {}, "such a file holds a causal language model: forge embed trains another"),
