@@ -2,11 +2,12 @@
 
 A small llama of bytes learns Python's manual in float32. From there it learns the source of Python's standard library on the
 same rows, without `qat` and with it, and is measured on source that it has not seen: with its own weights, and with those that
-a GGUF file has in their place. `lost` is what rounding costs over the unrounded model of the plain run, in nats a byte;
+a GGUF file has in their place. `lost` is what rounding costs over the unrounded model of the plain run, in nats a token;
 `ratio` is what the plain run loses in a q4_0 file over what the run with `qat` loses. tests/whole/test_qat.py proves that the
-numbers measured are those of the file.
+numbers measured are those of the file. With `--model DIRECTORY` that model learns the second text, by its own tokens.
 
     python benchmarks/qat.py
+    python benchmarks/qat.py --model SmolLM2-135M-Instruct --steps 16 --length 32 --rate 5e-5 --kinds q4_0
 """
 
 import argparse
@@ -14,6 +15,7 @@ import copy
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 from _report import emit, machine, note
 from weights_drift import DOCUMENTS, model_of, rows, texts
 
@@ -37,7 +39,7 @@ def learn(model: Any, data: list[Any], rate: float, kind: str | None) -> Any:
 
 
 def measured(model: Any, data: list[Any], kind: str | None) -> float:
-    """Return the loss of a model on rows, in nats a byte, as a GGUF file of a kind holds it or as it is."""
+    """Return the loss of a model on rows, in nats a token, as a GGUF file of a kind holds it or as it is."""
     import forge_algos
     import forge_dist
 
@@ -48,40 +50,54 @@ def measured(model: Any, data: list[Any], kind: str | None) -> float:
         return forge_algos.evaluate(model, [row for step in data for row in step], objective=forge_algos.SFT()).loss
 
 
+def start_of(options: argparse.Namespace, length: int, steps: int) -> tuple[Any, np.ndarray]:
+    """Return the model that begins, and the text that it learns, as tokens."""
+    manual, source = texts()
+    if options.model is None:
+        model = model_of(64 if options.toy else 256)
+        learn(model, rows(manual, 1, steps, length), 1e-3, None)
+        return model, source
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokens = AutoTokenizer.from_pretrained(options.model)(source.tobytes().decode(), verbose=False)["input_ids"]
+    return AutoModelForCausalLM.from_pretrained(options.model, dtype="float32"), np.array(tokens)
+
+
 def main() -> None:
     """Measure, and print one line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--toy", action="store_true", help="a size that runs in seconds and proves nothing")
     parser.add_argument("--rate", type=float, default=3e-4, help="highest learning rate of the second text")
+    parser.add_argument("--model", help="directory of a model, in the place of a small one of bytes")
+    parser.add_argument("--steps", type=int, help="steps on each text")
+    parser.add_argument("--length", type=int, default=64, help="tokens of a document, of which a step has eight")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="types of the file, q4_0 first")
     options = parser.parse_args()
-    width, steps, length, at = (64, 12, 16, machine()) if options.toy else (256, 400, 64, machine())
-    start, (manual, source) = model_of(width), texts()
-    learn(start, rows(manual, 1, steps, length), 1e-3, None)
-    cut = len(source) * 9 // 10
-    data, unseen = rows(source[:cut], 2, steps, length), rows(source[cut:], 3, max(2, steps // 10), length)
-    plain = copy.deepcopy(start)
+    length, at = 16 if options.toy else options.length, machine()
+    steps = options.steps or (12 if options.toy else 400)
+    start, text = start_of(options, length, steps)
+    cut = len(text) * 9 // 10
+    data, unseen = rows(text[:cut], 2, steps, length), rows(text[cut:], 3, max(2, steps // 10), length)
+    before, plain = measured(start, unseen, None), copy.deepcopy(start)
     learn(plain, data, options.rate, None)
-    exact = measured(plain, unseen, None)
-    note(f"before {measured(start, unseen, None):.4f}, after {exact:.4f} nats a byte")
-    found = {}
-    for kind in KINDS:
+    exact, found = measured(plain, unseen, None), {}
+    note(f"before {before:.4f}, after {exact:.4f} nats a token")
+    for kind in options.kinds:
         trained = copy.deepcopy(start)
         learn(trained, data, options.rate, kind)
         losses = {"rounded afterwards": measured(plain, unseen, kind), "qat": measured(trained, unseen, kind)}
         found[kind] = {name: {"loss": round(loss, 5), "lost": round(loss - exact, 5)} for name, loss in losses.items()}
         found[kind]["qat unrounded"] = {"loss": round(measured(trained, unseen, None), 5)}
+        found[kind]["rounded before"] = {"loss": round(measured(start, unseen, kind), 5)}
         note(f"{kind}: {found[kind]}")
-    lost = {name: found["q4_0"][name]["lost"] for name in ("rounded afterwards", "qat")}
-    claim = "what rounding to q4_0 costs on held-out text without quantization-aware training, over what it costs with it"
-    sizes = {
-        "width": width,
-        "steps": steps,
-        "tokens": DOCUMENTS * length,
-        "weights": sum(p.numel() for p in start.parameters()),
-    }
+    first = options.kinds[0]
+    lost = {name: found[first][name]["lost"] for name in ("rounded afterwards", "qat")}
+    claim = f"what rounding to {first} costs on held-out text without quantization-aware training, over what it costs with it"
+    weights = sum(p.numel() for p in start.parameters())
+    sizes = {"model": options.model or "bytes", "steps": steps, "tokens": DOCUMENTS * length, "weights": weights}
     # Trained with the rounding a model may end below the plain one's loss: then nothing is lost.
-    ratio = lost["rounded afterwards"] / max(lost["qat"], 1e-5)
-    emit("qat", claim, ratio, TARGET, toy=options.toy, at=at, sizes=sizes, unrounded=round(exact, 5), kinds=found)
+    ratio, exact = lost["rounded afterwards"] / max(lost["qat"], 1e-5), {"before": round(before, 5), "after": round(exact, 5)}
+    emit("qat", claim, ratio, TARGET, toy=options.toy, at=at, sizes=sizes, rate=options.rate, unrounded=exact, kinds=found)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Correctness of kernels: attention, isolation, compiled blocks, fused layers, waits for the device."""
+"""Correctness of kernels: attention, isolation, compiled blocks, fused layers, rounding, waits for the device."""
 
 import math
 from collections import Counter
@@ -129,6 +129,21 @@ def adamw_8bit(here: Here) -> tuple[bool | None, dict[str, Any]]:
                 optimizer = _adamw_8bit.AdamW8bit([{"params": [weight]}], lr=1e-5, betas=(0.9, 0.95), eps=1e-8)
                 facts[f"{name}, {side}, ms"] = round(1e3 * _seconds(here, optimizer.step), 3)
     return facts["agrees"], facts
+
+
+@check("right")
+def rounding(here: Here) -> tuple[bool, dict[str, Any]]:
+    """Compare the device's rounding to GGUF's types with the CPU's by its bits: zeros, subnormals, ties and large scales."""
+    from forge_algos import fake_quantize
+
+    scales = here.torch.tensor([0.0, 1e-45, 1e-40, 1e-30, 6e-8, 1e-4, 0.02, 1.0, 3e4])[:, None]
+    numbers = here.torch.randn(len(scales), 320 if here.toy else 1 << 20, generator=here.torch.Generator().manual_seed(0))
+    numbers[:, :160] = numbers[:, :160].round()
+    weight, same = numbers * scales, {}
+    for kind in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0"):
+        ours, theirs = fake_quantize(weight.to(here.device), kind).cpu(), fake_quantize(weight, kind)
+        same[kind] = bool((ours.view(here.torch.int32) == theirs.view(here.torch.int32)).all())
+    return all(same.values()), {"same_bits": same}
 
 
 @check("right")

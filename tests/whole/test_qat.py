@@ -67,7 +67,8 @@ def test_the_file_holds_what_was_computed_with(
             yield
 
     monkeypatch.setattr(forge_algos.QuantizedWeights, "in_place", watched)
-    result = forge.sft(**given | {"qat": kind}, ckpt_output_dir=tmp_path / "run")
+    asked = {"eval_prompts": ("what colour has the plum?",), "eval_max_new_tokens": 8}
+    result = forge.sft(**given | asked | {"qat": kind}, ckpt_output_dir=tmp_path / "run")
     path = forge.export(result.output_dir, format="gguf")  # of the type that it was trained for
     assert path.name.endswith(f"-{kind}.gguf")
     read = file_of(path)
@@ -76,6 +77,12 @@ def test_the_file_holds_what_was_computed_with(
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=str(path), dtype=torch.float32)
     printed = result.eval_after["eval_loss"]
     assert held_out_loss(model, result.output_dir) == pytest.approx(printed, rel=1e-5)
+    tokenizer = AutoTokenizer.from_pretrained(result.model_dir)
+    message = [{"role": "user", "content": asked["eval_prompts"][0]}]
+    prompt = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True, return_tensors="pt")
+    made = model.generate(**prompt, max_new_tokens=8, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    answers = [json.loads(line) for line in (result.output_dir / "answers.jsonl").read_text().splitlines()]
+    assert answers[-1]["answer"] == tokenizer.decode(made, skip_special_tokens=True).strip()
     exported = AutoModelForCausalLM.from_pretrained(result.model_dir)
     assert exported.dtype == torch.float32
     assert held_out_loss(exported, result.output_dir) != pytest.approx(printed, rel=1e-5)
