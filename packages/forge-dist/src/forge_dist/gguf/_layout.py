@@ -12,7 +12,7 @@ import torch
 
 from forge_dist._errors import ModelError
 from forge_dist.gguf._architectures import ARCHITECTURES, FLOATS, INTEGERS, Architecture, head_dim
-from forge_dist.gguf._rotary import rotary_fields, rotary_of
+from forge_dist.gguf._rotary import rotary_fields, rotary_of, sliding_rotary_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,11 +36,19 @@ def gguf_architecture(model: "PreTrainedModel", where: Path) -> Architecture:
     rotary = rotary_of(config)
     held = {"rope_type": rotary["rope_type"], "partial_rotary_factor": rotary.get("partial_rotary_factor", 1.0)}
     unknown = [] if held["rope_type"] in arch.rotary else ["rope_type"]
+    sliding = sliding_rotary_of(config) or {}
+    if sliding.get("rope_type", "default") != "default":
+        held["sliding_attention"] = sliding
+        unknown.append("sliding_attention")
     unknown += [] if arch.part_of_head or held["partial_rotary_factor"] == 1.0 else ["partial_rotary_factor"]
     for name, assumed in arch.assumed.items():
         value = assumed(config) if callable(assumed) else assumed
         held[name] = head_dim(config) if name == "head_dim" else getattr(config, name, value)
         if {"swish": "silu"}.get(str(held[name]), held[name]) != value:
+            unknown.append(name)
+    for name in (*arch.integers.values(), *arch.floats.values()):
+        held[name] = getattr(config, name)
+        if held[name] is None:
             unknown.append(name)
     if unknown:
         raise ModelError(
@@ -53,13 +61,13 @@ def gguf_architecture(model: "PreTrainedModel", where: Path) -> Architecture:
 def model_fields(config: Any, arch: Architecture) -> dict[str, Any]:
     """Return GGUF's keys and values that describe the model: integers, floats, text.
 
-    The context is no longer than a sliding window: within it every token attends to all before it, which is what readers
-    compute.
+    Where readers have no sliding window, the context is no longer than it: within it every token attends to all before it,
+    which is what they compute.
     """
     types = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
-    if types is not None and "sliding_attention" not in types:
-        window = None  # Qwen's configurations keep a window that no layer uses
+    if "attention.sliding_window" in arch.integers or (types is not None and "sliding_attention" not in types):
+        window = None  # the latter are Qwen's, whose configurations keep a window that no layer uses
     width = head_dim(config)
     fields: dict[str, Any] = {
         "context_length": min(config.max_position_embeddings, window or config.max_position_embeddings),
@@ -83,13 +91,17 @@ class FileTensor(NamedTuple):
     shape: tuple[int, ...]
     """Shape in the file."""
 
+    more: float = 0.0
+    """Number that is added to each."""
+
     def values(self) -> torch.Tensor:
         """Return the numbers that the file holds, before they are rounded."""
-        return self.part.reshape(self.shape)
+        values = self.part.reshape(self.shape)
+        return values + self.more if self.more else values
 
     def fill(self, values: torch.Tensor) -> None:
         """Write a file's numbers into the model's tensor."""
-        self.part.copy_(values.reshape(self.part.shape))
+        self.part.copy_(values.reshape(self.part.shape) - self.more)
 
 
 def gguf_tensors(model: "PreTrainedModel", arch: Architecture, where: Path) -> dict[str, FileTensor]:
@@ -118,7 +130,8 @@ def gguf_tensors(model: "PreTrainedModel", arch: Architecture, where: Path) -> d
         if known is None:
             raise ModelError(f"{where}: the tensor {name} has no name in GGUF's {arch.name!r}; use format=hf")
         heads = _rotated_heads(known, model.config, arch)
-        found[known] = FileTensor(_pairs_together(tensor, heads) if heads else tensor, tuple(tensor.shape))
+        more = 1.0 if arch.norms_from_zero and name.endswith("norm.weight") else 0.0
+        found[known] = FileTensor(_pairs_together(tensor, heads) if heads else tensor, tuple(tensor.shape), more)
     return found
 
 
