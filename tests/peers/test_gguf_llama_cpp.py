@@ -41,6 +41,9 @@ RULES = {
     "olmo2": "smaug-bpe",
     "granite": "smollm",
     "smollm3": "llama-bpe",
+    "gemma2": "pieces",
+    "gemma3": "pieces",
+    "gemma3-untied": "qwen2",
     "phi3": "qwen2",
     "phi3-long": "qwen2",
 }
@@ -49,10 +52,18 @@ RULES = {
 
 def made(kind: str) -> tuple[Any, Any]:
     """Return a kind's tokenizer and model."""
-    rule = RULES[kind]
+    rule, model = RULES[kind], tiny.model_of(kind.removesuffix("-pieces"))
+    for module in model.modules():
+        if type(module).__name__ == "GELUTanh":
+            module.act = gelu_of_halves
     if rule.startswith("pieces"):
-        return tiny.pieces_tokenizer(prefix=rule != "pieces"), tiny.model_of(kind.removesuffix("-pieces"))
-    return tiny.tokenizer_of(rule, begins=kind == "llama3"), tiny.model_of(kind)
+        return tiny.pieces_tokenizer(prefix=rule != "pieces"), model
+    return tiny.tokenizer_of(rule, begins=kind == "llama3"), model
+
+
+def gelu_of_halves(values: torch.Tensor) -> torch.Tensor:
+    """GELU as ggml's CPU backend has it: a table of float16 → float16."""
+    return torch.nn.functional.gelu(values.half().float(), approximate="tanh").half().float()
 
 
 class Server:
@@ -90,7 +101,7 @@ def differences(server: Server, model: Any, lengths: Iterable[int] = range(20, 6
 
 @pytest.mark.parametrize("kind", RULES)
 def test_llama_cpp_computes_the_same(kind: str, tmp_path: Path) -> None:
-    """Tokens to the last, the chat prompt to the letter, log-probabilities to 1e-4."""
+    """Tokens to the last, the chat prompt to the letter, log-probabilities to rounding."""
     tokenizer, model = made(kind)
     server = Server(forge_dist.export_gguf(model, tmp_path / "m.gguf", tokenizer=tokenizer, dtype="float32", name="tiny"))
     for text in (*PROBES, "<|im_start|>user\nhow many? 1234 <think> x<|im_end|>\n"):
@@ -101,7 +112,12 @@ def test_llama_cpp_computes_the_same(kind: str, tmp_path: Path) -> None:
     assert server.ask("/apply-template", messages=messages)["prompt"] == expected
     compared = list(differences(server, model))
     assert len(compared) >= 3
-    assert max(map(max, compared)) < 1e-4
+    assert max(map(max, compared)) < allowed(kind)
+
+
+def allowed(kind: str) -> float:
+    """What rounding alone may do: where activations are rounded to float16, a last bit of those is another now and then."""
+    return 1e-3 if kind.startswith("gemma") else 1e-4
 
 
 COUNTS = ("expert_used_count", "attention.sliding_window")
@@ -119,7 +135,7 @@ def test_llama_cpp_reads_each_number(kind: str, tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr("forge_dist.gguf._export.model_fields", lambda *_, wrong=wrong: dict(wrong))
         file = forge_dist.export_gguf(model, tmp_path / f"{key}.gguf", tokenizer=tokenizer, dtype="float32", name="tiny")
         apart = max(map(max, differences(Server(file), model)))
-        assert apart > 1e-3, f"{key} {apart}"
+        assert apart > 10 * allowed(kind), f"{key} {apart}"
     assert len(tried) >= 2
 
 

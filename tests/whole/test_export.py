@@ -356,9 +356,9 @@ def test_a_package_that_is_missing_is_found_before_a_model_is_read(
     [
         ({"hidden_act": "gelu"}, "float16", "hidden_act='gelu' of this llama model is nothing that readers of GGUF"),
         (
-            {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"},
+            {"architectures": ["CohereForCausalLM"], "model_type": "cohere"},
             "float16",
-            r"Olmo2ForCausalLM \(model_type olmo2\) cannot",
+            r"CohereForCausalLM \(model_type cohere\) cannot",
         ),
         ({"hidden_size": 40, "head_dim": 10, "intermediate_size": 72}, "q8_0", "no matrix of this model can be q8_0"),
     ],

@@ -42,6 +42,9 @@ class Architecture:
     neighbours: bool = False
     """Whether the two numbers of a rotated pair are neighbours in the file; in the model they are half a head apart."""
 
+    norms_from_zero: bool = False
+    """Whether a weight of 0 in the model's norms is 1 in the file's."""
+
     parts: Mapping[str, Mapping[str, View]] = attrs.field(factory=dict)
     """Name in a layer of the model → the names in the file, for tensors that are divided or that gguf has no name for."""
 
@@ -76,6 +79,18 @@ def _three_of_four(config: Any) -> list[int]:
     return [int((layer + 1) % 4 != 0) for layer in range(config.num_hidden_layers)]
 
 
+def _windows(every: int) -> Callable[[Any], list[str]]:
+    """Return the kinds of layers where each `every`th has full attention and the others a window."""
+    return lambda config: [
+        "sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(config.num_hidden_layers)
+    ]
+
+
+def _gemma_scale(largest: int) -> Callable[[Any], float]:
+    """Return Gemma's query_pre_attn_scalar: the width of a head, but for the largest model, told by its layers."""
+    return lambda config: _quotient(config) if config.num_hidden_layers == largest else head_dim(config)
+
+
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor itself: a part that is all of it."""
     return tensor
@@ -94,6 +109,8 @@ def _row(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _PLAIN = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+_GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False}
+_WINDOW = {"attention.sliding_window": "sliding_window"}
 _EXPERTS_EVERYWHERE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 _EXPERTS = {
     "expert_count": "num_experts",
@@ -139,6 +156,26 @@ ARCHITECTURES = {
         part_of_head=True,
         # Old releases of llama.cpp guess a window where the key is missing; none has a window by it.
         constants={"attention.sliding_window": 0},
+    ),
+    "gemma2": Architecture(
+        name="gemma2",
+        integers=_WINDOW,
+        floats={"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"},
+        assumed=_GEMMA | {"layer_types": _windows(2), "query_pre_attn_scalar": _gemma_scale(46), "tie_word_embeddings": True},
+        norms_from_zero=True,
+    ),
+    "gemma3_text": Architecture(
+        name="gemma3",
+        integers=_WINDOW,
+        assumed=_GEMMA
+        | {
+            "layer_types": _windows(6),
+            "query_pre_attn_scalar": _gemma_scale(62),
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+        },
+        rotary=("default", "linear"),
+        norms_from_zero=True,
     ),
     "smollm3": Architecture(
         name="smollm3",

@@ -13,7 +13,7 @@ import torch
 
 from forge_dist._errors import ModelError
 from forge_dist.gguf._architectures import ARCHITECTURES, FLOATS, INTEGERS, Architecture, View, head_dim, whole
-from forge_dist.gguf._rotary import rotary_fields, rotary_of
+from forge_dist.gguf._rotary import rotary_fields, rotary_of, sliding_rotary_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,11 +37,19 @@ def gguf_architecture(model: "PreTrainedModel", where: Path) -> Architecture:
     rotary = rotary_of(config)
     held = {"rope_type": rotary["rope_type"], "partial_rotary_factor": rotary.get("partial_rotary_factor", 1.0)}
     unknown = [] if held["rope_type"] in arch.rotary else ["rope_type"]
+    sliding = sliding_rotary_of(config) or {}
+    if sliding.get("rope_type", "default") != "default":
+        held["sliding_attention"] = sliding
+        unknown.append("sliding_attention")
     unknown += [] if arch.part_of_head or held["partial_rotary_factor"] == 1.0 else ["partial_rotary_factor"]
     for name, assumed in arch.assumed.items():
         value = assumed(config) if callable(assumed) else assumed
         held[name] = head_dim(config) if name == "head_dim" else getattr(config, name, value)
         if {"swish": "silu"}.get(str(held[name]), held[name]) != value:
+            unknown.append(name)
+    for name in (*arch.integers.values(), *arch.floats.values()):
+        held[name] = getattr(config, name)
+        if held[name] is None:
             unknown.append(name)
     if unknown:
         raise ModelError(
@@ -54,13 +62,13 @@ def gguf_architecture(model: "PreTrainedModel", where: Path) -> Architecture:
 def model_fields(config: Any, arch: Architecture) -> dict[str, Any]:
     """Return GGUF's keys and values that describe the model: integers, floats, text.
 
-    The context is no longer than a sliding window: within it every token attends to all before it, which is what readers
-    compute.
+    Where readers have no sliding window, the context is no longer than it: within it every token attends to all before it,
+    which is what they compute.
     """
     types = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
-    if types is not None and "sliding_attention" not in types:
-        window = None  # Qwen's configurations keep a window that no layer uses
+    if "attention.sliding_window" in arch.integers or (types is not None and "sliding_attention" not in types):
+        window = None  # the latter are Qwen's, whose configurations keep a window that no layer uses
     width = head_dim(config)
     fields: dict[str, Any] = {
         "context_length": min(config.max_position_embeddings, window or config.max_position_embeddings),
@@ -84,13 +92,17 @@ class FileTensor(NamedTuple):
     shape: tuple[int, ...]
     """Shape in the file."""
 
+    more: float = 0.0
+    """Number that is added to each."""
+
     def values(self) -> torch.Tensor:
         """Return the numbers that the file holds, before they are rounded."""
-        return self.part.reshape(self.shape)
+        values = self.part.reshape(self.shape)
+        return values + self.more if self.more else values
 
     def fill(self, values: torch.Tensor) -> None:
         """Write a file's numbers into the model's tensor."""
-        self.part.copy_(values.reshape(self.part.shape))
+        self.part.copy_(values.reshape(self.part.shape) - self.more)
 
 
 def gguf_tensors(model: "PreTrainedModel", arch: Architecture, where: Path) -> dict[str, FileTensor]:
@@ -103,9 +115,9 @@ def gguf_tensors(model: "PreTrainedModel", arch: Architecture, where: Path) -> d
     """
     state = model.state_dict()
     return {
-        file_name: _file_tensor(file_name, view(state[name]), model.config, arch)
+        known: _file_tensor(name, known, view(state[name]), model.config, arch)
         for name, parts in names_in_file(model, arch, where).items()
-        for file_name, view in parts.items()
+        for known, view in parts.items()
     }
 
 
@@ -134,9 +146,10 @@ def names_in_file(model: "PreTrainedModel", arch: Architecture, where: Path) -> 
     return found
 
 
-def _file_tensor(name: str, part: torch.Tensor, config: Any, arch: Architecture) -> FileTensor:
-    heads = _rotated_heads(name, config, arch)
-    return FileTensor(_pairs_together(part, heads) if heads else part, tuple(part.shape))
+def _file_tensor(name: str, known: str, part: torch.Tensor, config: Any, arch: Architecture) -> FileTensor:
+    heads = _rotated_heads(known, config, arch)
+    more = 1.0 if arch.norms_from_zero and name.endswith("norm.weight") else 0.0
+    return FileTensor(_pairs_together(part, heads) if heads else part, tuple(part.shape), more)
 
 
 def _pairs_together(tensor: torch.Tensor, heads: int) -> torch.Tensor:

@@ -21,8 +21,14 @@ _FREQUENCIES = ".rotary_emb.inv_freq"
 
 
 def rotary_of(config: Any) -> dict[str, Any]:
-    """Return the rotary parameters of a configuration, with their type."""
-    return {"rope_type": "default", "rope_theta": 10000.0, **(config.rope_parameters or {})}
+    """Return the rotary parameters of a configuration, with their type; those of its layers with full attention."""
+    rotary = config.rope_parameters or {}
+    return {"rope_type": "default", "rope_theta": 10000.0, **rotary.get("full_attention", rotary)}
+
+
+def sliding_rotary_of(config: Any) -> dict[str, Any] | None:
+    """Return the rotary parameters of layers with a window, where they have their own."""
+    return (config.rope_parameters or {}).get("sliding_attention")
 
 
 def rotary_fields(config: Any, arch: Architecture) -> dict[str, Any]:
@@ -31,6 +37,11 @@ def rotary_fields(config: Any, arch: Architecture) -> dict[str, Any]:
     fields: dict[str, Any] = {"rope.freq_base": float(rotary["rope_theta"])}
     if arch.neighbours or arch.part_of_head:  # by readers of the others it is the width of a head
         fields["rope.dimension_count"] = int(head_dim(config) * rotary.get("partial_rotary_factor", 1.0))
+    sliding = sliding_rotary_of(config)
+    if sliding is not None:
+        fields["rope.freq_base_swa"] = float(sliding["rope_theta"])
+    if rotary["rope_type"] == "linear":
+        fields |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rotary["factor"])}
     if rotary["rope_type"] == "longrope":
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -58,6 +69,11 @@ def rotary_parameters(fields: Mapping[str, Any], factors: Mapping[str, list[floa
             "long_factor": factors[LONG_FACTORS],
             "short_factor": factors[SHORT_FACTORS],
         }
+    if rotary["rope_type"] == "linear":
+        rotary["factor"] = fields["rope.scaling.factor"]
+    if "rope.freq_base_swa" in fields:
+        sliding = {"rope_type": "default", "rope_theta": fields["rope.freq_base_swa"]}
+        return {"full_attention": rotary, "sliding_attention": sliding}
     return rotary
 
 
