@@ -277,6 +277,20 @@ def test_what_gguf_cannot_say_is_refused_by_name(tmp_path, make, match):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("number", "dtype", "why"),
+    [(float("nan"), "q4_0", "number that is NaN"), (-7e4, "q4_1", "number of 70000, which q4_1 cannot hold: .*bfloat16")],
+)
+def test_numbers_that_a_type_cannot_hold(tmp_path, number, dtype, why):
+    """They are named with their tensor, and half of a file is not left."""
+    model = model_of("qwen2")
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[3, 5] = number
+    with pytest.raises(ModelError, match=rf"m.gguf: the tensor blk.0.ffn_up.weight has a {why}"):
+        export_gguf(model, tmp_path / "m.gguf", tokenizer=tokenizer_of(), dtype=dtype, name="tiny")
+    assert not list(tmp_path.iterdir())
+
+
 def test_several_ends_of_an_answer(tmp_path):
     """A model that ends a turn and a text with different tokens says both."""
     model = model_of("llama-tied")

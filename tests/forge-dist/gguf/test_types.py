@@ -1,12 +1,14 @@
 """Types of a GGUF file's tensors."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies
 
 from forge_dist import gguf_rounded, gguf_type
-from forge_dist.gguf._types import quantize, stored_bytes
+from forge_dist.gguf._types import quantize, stored_bytes, unheld
 
 gguf = pytest.importorskip("gguf", reason="gguf is an extra of forge-dist: pip install 'forge-dist[gguf]'")
 
@@ -104,3 +106,27 @@ def test_weights_of_experts_are_rounded():
     experts = {name.rpartition("layers.0.mlp.")[2]: kind for name, kind in found.items() if ".mlp." in name}
     assert experts["experts.gate_up_proj"] == experts["experts.down_proj"] == "q4_0"
     assert "shared_expert_gate.weight" not in experts
+
+
+@pytest.mark.parametrize("dtype", ["float16", *BLOCKS])
+@given(strategies.sampled_from([1.0, 6e4, 7e4, 5e5, 1.1e6, 2.2e6, 8e6, 9e6, 1e38]), strategies.booleans())
+def test_what_a_type_cannot_hold_is_found(dtype, number, negative):
+    """Each tensor is either named, or read back as finite numbers; no warning of numpy's passes."""
+    values = torch.linspace(-1, 1, 64).reshape(2, 32)
+    values[1, 7] = -number if negative else number
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        written = quantize(values, dtype)
+    kind = gguf.GGMLQuantizationType[{"float16": "F16"}.get(dtype, dtype.upper())]
+    with np.errstate(all="ignore"):
+        held = np.isfinite(gguf.quants.dequantize(written, kind)).all()
+    assert bool(unheld(values, written, dtype)) is not bool(held)
+
+
+@pytest.mark.parametrize(("number", "why"), [(float("nan"), "is NaN"), (float("-inf"), "is infinite")])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", *BLOCKS])
+def test_what_is_no_number_is_found(dtype, number, why):
+    """In whatever type, by its kind."""
+    values = torch.ones(2, 32)
+    values[0, 3] = number
+    assert why in unheld(values, quantize(values, dtype), dtype)

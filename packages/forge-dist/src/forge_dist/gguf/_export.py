@@ -12,7 +12,17 @@ from forge_dist.gguf._architectures import Architecture
 from forge_dist.gguf._layout import FileTensor, gguf_architecture, gguf_tensors, model_fields, names_in_file
 from forge_dist.gguf._rotary import rotary_tensors
 from forge_dist.gguf._tokenizer import tokenizer_fields
-from forge_dist.gguf._types import FILE_TYPES, GGUFType, ggml_name, gguf_type, in_blocks, quantize, stored_bytes, type_counts
+from forge_dist.gguf._types import (
+    FILE_TYPES,
+    GGUFType,
+    ggml_name,
+    gguf_type,
+    in_blocks,
+    quantize,
+    stored_bytes,
+    type_counts,
+    unheld,
+)
 from forge_dist.loading._outline import outline_model
 from forge_dist.loading._request import LoadRequest
 from forge_dist.loading._task import Task
@@ -115,8 +125,8 @@ def export_gguf(
         progress: called with the tensors done and their number.
 
     Raises:
-        ModelError: an architecture, a setting of it, or a tokenizer that is not supported; no matrix can be q8_0; gguf is not
-            installed.
+        ModelError: an architecture, a setting of it, or a tokenizer that is not supported; no matrix can be q8_0; a number that
+            the type cannot hold; gguf is not installed.
         ExportError: the file exists or cannot be written.
     """
     require_gguf()
@@ -131,8 +141,13 @@ def export_gguf(
     _refuse_blocks(model, tensors, dtype, path)
     try:
         _write(path, fields, tensors, dtype, progress)
+    except ModelError:
+        path.unlink(missing_ok=True)  # half of a file
+        raise
     except (OSError, ValueError) as error:
-        raise ExportError(f"{path} cannot be written: {_reason(path, error)}") from error
+        reason = _reason(path, error)
+        path.unlink(missing_ok=True)
+        raise ExportError(f"{path} cannot be written: {reason}") from error
     return path
 
 
@@ -213,7 +228,11 @@ def _write(
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for done, (name, tensor) in enumerate(tensors.items(), start=1):
-            writer.write_tensor_data(quantize(tensor.values(), gguf_type(name, tensor.shape, dtype)))
+            kind, values = gguf_type(name, tensor.shape, dtype), tensor.values()
+            written = quantize(values, kind)
+            if why := unheld(values, written, kind):
+                raise ModelError(f"{path}: the tensor {name} {why}")
+            writer.write_tensor_data(written)
             if progress is not None:
                 progress(done, len(tensors))
     finally:
