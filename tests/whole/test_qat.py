@@ -17,6 +17,7 @@ import forge
 import forge_algos
 from forge.cli._app import main
 from forge.run import _memory
+from forge_accel.fused import _choices
 
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
@@ -52,10 +53,17 @@ def held_out_loss(model: Any, run: Path) -> float:
     return total / count
 
 
+OTHERS: list[tuple[str, dict[str, Any]]] = [
+    *((kind, {}) for kind in ("q8_0", "q5_0", "q5_1", "q4_1")),
+    ("q4_0", {"unfrozen_parameters": ("last:1",)}),
+    ("q4_0", {"optimizer": "schedule_free", "lr_scheduler": "constant"}),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ci_keeps(["q4_0"], ["q4_0", "q8_0", "q5_0", "q5_1", "q4_1"]))
+@pytest.mark.parametrize(("kind", "more"), ci_keeps([("q4_0", {})], [("q4_0", {}), *OTHERS]), ids=str)
 def test_the_file_holds_what_was_computed_with(
-    kind: str, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, more: dict[str, Any], given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each tensor of the exported file is, to the bit, the weight that the last forward read; its loss is the printed one."""
     plain, seen = forge_algos.QuantizedWeights.in_place, dict[str, torch.Tensor]()
@@ -68,7 +76,7 @@ def test_the_file_holds_what_was_computed_with(
 
     monkeypatch.setattr(forge_algos.QuantizedWeights, "in_place", watched)
     asked = {"eval_prompts": ("what colour has the plum?",), "eval_max_new_tokens": 8}
-    result = forge.sft(**given | asked | {"qat": kind}, ckpt_output_dir=tmp_path / "run")
+    result = forge.sft(**given | asked | more | {"qat": kind}, ckpt_output_dir=tmp_path / "run")
     path = forge.export(result.output_dir, format="gguf")  # of the type that it was trained for
     assert path.name.endswith(f"-{kind}.gguf")
     read = file_of(path)
@@ -148,6 +156,21 @@ def test_two_ranks_train_what_one_process_does(way: str, given: dict[str, Any], 
     one, other = (AutoModelForCausalLM.from_pretrained(path) for path in (found[0]["model_dir"], alone.model_dir))
     for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.lane
+def test_compiled_blocks_read_the_rounded_weights(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs have the losses of the layers that they are made of."""
+    monkeypatch.setattr(_choices, "INDUCTOR", "aot_eager")
+    for how in ("off", "blocks"):
+        forge.sft(**given, compile=how, ckpt_output_dir=tmp_path / how)
+    assert "one graph for all of its kind" in (tmp_path / "blocks" / "log.txt").read_text()
+    for name in ("loss", "eval_loss"):
+        found = [[line[name] for line in metrics(tmp_path / how) if name in line] for how in ("off", "blocks")]
+        assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
 @pytest.mark.slow
