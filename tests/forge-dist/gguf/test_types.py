@@ -60,3 +60,12 @@ def test_the_sizes_and_values_are_those_of_the_file(dtype):
 def test_which_tensor_is_of_which_type(name, shape, dtype, found):
     """The rule of llama.cpp's converter and llama-quantize, but for the ends of a file of few bits."""
     assert gguf_type(name, shape, dtype) == found
+
+
+def test_experts_of_mxfp4_stay_what_they_are():
+    """Numbers that lie on the grid of mxfp4, as those of gpt-oss's experts, are rounded to themselves."""
+    draw = torch.Generator().manual_seed(0)
+    values = torch.randn(64, 64, generator=draw) * torch.exp2(torch.randint(-12, 12, (64, 1), generator=draw))
+    once = gguf_rounded(values, "mxfp4")
+    assert not torch.equal(once, values)
+    assert torch.equal(gguf_rounded(once, "mxfp4"), once)
