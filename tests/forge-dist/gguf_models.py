@@ -81,6 +81,21 @@ MODELS = {
         tie_word_embeddings=False,
         **SIZES | {"num_hidden_layers": 6},
     ),
+    "gpt_oss": lambda vocabulary: transformers.GptOssConfig(
+        vocab_size=vocabulary,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        head_dim=32,
+        sliding_window=8,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 1000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 128,
+            "truncate": False,
+        },
+        **SIZES,
+    ),
     "phi3": lambda vocabulary: transformers.Phi3Config(vocab_size=vocabulary, sliding_window=200, **SIZES),
     "phi3-long": lambda vocabulary: transformers.Phi3Config(
         vocab_size=vocabulary,

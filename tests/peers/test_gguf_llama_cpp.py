@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import importlib
 import json
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import forge_dist
 from forge_dist.gguf._layout import gguf_architecture, gguf_tensors, model_fields
@@ -44,6 +46,7 @@ RULES = {
     "gemma2": "pieces",
     "gemma3": "pieces",
     "gemma3-untied": "qwen2",
+    "gpt_oss": "gpt-4o",
     "phi3": "qwen2",
     "phi3-long": "qwen2",
 }
@@ -53,6 +56,10 @@ RULES = {
 def made(kind: str) -> tuple[Any, Any]:
     """Return a kind's tokenizer and model."""
     rule, model = RULES[kind], tiny.model_of(kind.removesuffix("-pieces"))
+    if kind == "gpt_oss":  # llama.cpp rounds the bounds between which YaRN mixes frequencies
+        config = copy.deepcopy(model.config)
+        config.rope_parameters["truncate"] = True
+        model.model.rotary_emb.inv_freq.copy_(ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))[0])
     for module in model.modules():
         if type(module).__name__ == "GELUTanh":
             module.act = gelu_of_halves

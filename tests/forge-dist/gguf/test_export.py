@@ -259,6 +259,23 @@ def test_nothing_is_written_over(tmp_path):
             "decoder_sparse_step=2",
         ),
         (
+            lambda c: transformers.GptOssForCausalLM(
+                transformers.GptOssConfig(
+                    **c,
+                    head_dim=8,
+                    num_local_experts=2,
+                    num_experts_per_tok=1,
+                    rope_parameters={
+                        "rope_type": "yarn",
+                        "rope_theta": 1e4,
+                        "factor": 2.0,
+                        "original_max_position_embeddings": 64,
+                    },
+                )
+            ),
+            "truncate=True of this gpt_oss",
+        ),
+        (
             lambda c: transformers.SmolLM3ForCausalLM(transformers.SmolLM3Config(**c, no_rope_layer_interval=1)),
             r"no_rope_layers=\[0\]",
         ),

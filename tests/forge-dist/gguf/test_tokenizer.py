@@ -1,5 +1,6 @@
 """Byte-level tokenizers as the fields of a GGUF file."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,20 @@ def test_sentencepiece_by_its_fields(prefix):
     for text in (*PROBES, "<|im_start|>user\n\n\n<think>12</think> <|im_end|>", "a  b   c"):
         assert read(text) == tokenizer(text, add_special_tokens=False).input_ids
     assert {6} == {fields["tokenizer.ggml.token_type"][number] for number in read("\N{SNOWMAN}")[prefix:]}
+
+
+def test_merges_that_need_not_be_ignored():
+    """A rule that applies merges to every piece is that of a tokenizer which does not, where they make the same token."""
+    tokenizer = tokenizer_of("gpt-4o")
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    backend["model"]["ignore_merges"] = True
+    given = {"bos_token": "<|begin|>", "eos_token": "<|im_end|>", "pad_token": "<|im_start|>"}
+    whole = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(backend)), **given)
+    assert tokenizer_fields(whole, 400, HERE)["tokenizer.ggml.pre"] == "gpt-4o"
+    backend["model"]["vocab"]["quickbrown"] = len(backend["model"]["vocab"]) + 1
+    lost = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(backend)), **given)
+    with pytest.raises(ModelError, match="splits text by a rule"):
+        tokenizer_fields(lost, 400, HERE)
 
 
 def test_kinds_of_tokens():

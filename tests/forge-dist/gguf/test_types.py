@@ -130,3 +130,12 @@ def test_what_is_no_number_is_found(dtype, number, why):
     values = torch.ones(2, 32)
     values[0, 3] = number
     assert why in unheld(values, quantize(values, dtype), dtype)
+
+
+def test_experts_of_mxfp4_stay_what_they_are():
+    """Numbers that lie on the grid of mxfp4, as those of gpt-oss's experts, are rounded to themselves."""
+    draw = torch.Generator().manual_seed(0)
+    values = torch.randn(64, 64, generator=draw) * torch.exp2(torch.randint(-12, 12, (64, 1), generator=draw))
+    once = gguf_rounded(values, "mxfp4")
+    assert not torch.equal(once, values)
+    assert torch.equal(gguf_rounded(once, "mxfp4"), once)

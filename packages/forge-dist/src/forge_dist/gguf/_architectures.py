@@ -104,6 +104,26 @@ def _second_half(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[:, tensor.shape[1] // 2 :]
 
 
+def _even(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[..., ::2]
+
+
+def _odd(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[..., 1::2]
+
+
+def _transposed(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.transpose(1, 2)
+
+
+def _even_columns(tensor: torch.Tensor) -> torch.Tensor:
+    return _transposed(_even(tensor))
+
+
+def _odd_columns(tensor: torch.Tensor) -> torch.Tensor:
+    return _transposed(_odd(tensor))
+
+
 def _row(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[0]
 
@@ -156,6 +176,31 @@ ARCHITECTURES = {
         part_of_head=True,
         # Old releases of llama.cpp guess a window where the key is missing; none has a window by it.
         constants={"attention.sliding_window": 0},
+    ),
+    "gpt_oss": Architecture(
+        name="gpt-oss",
+        integers=_WINDOW
+        | {
+            "expert_count": "num_local_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "intermediate_size",
+        },
+        assumed={
+            "hidden_act": "silu",
+            "attention_bias": True,
+            "layer_types": _windows(2),
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+            "tie_word_embeddings": False,
+        },
+        rotary=("default", "yarn"),
+        parts={
+            "self_attn.sinks": {"attn_sinks.weight": _whole},
+            "mlp.experts.gate_up_proj": {"ffn_gate_exps.weight": _even_columns, "ffn_up_exps.weight": _odd_columns},
+            "mlp.experts.gate_up_proj_bias": {"ffn_gate_exps.bias": _even, "ffn_up_exps.bias": _odd},
+            "mlp.experts.down_proj": {"ffn_down_exps.weight": _transposed},
+            "mlp.experts.down_proj_bias": {"ffn_down_exps.bias": _whole},
+        },
     ),
     "gemma2": Architecture(
         name="gemma2",

@@ -13,7 +13,7 @@ import torch
 
 from forge_dist._errors import ModelError
 from forge_dist.gguf._architectures import ARCHITECTURES, FLOATS, INTEGERS, Architecture, View, head_dim, whole
-from forge_dist.gguf._rotary import rotary_fields, rotary_of, sliding_rotary_of
+from forge_dist.gguf._rotary import rotary_fields, rotary_of, unread_rotary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,10 +37,9 @@ def gguf_architecture(model: "PreTrainedModel", where: Path) -> Architecture:
     rotary = rotary_of(config)
     held = {"rope_type": rotary["rope_type"], "partial_rotary_factor": rotary.get("partial_rotary_factor", 1.0)}
     unknown = [] if held["rope_type"] in arch.rotary else ["rope_type"]
-    sliding = sliding_rotary_of(config) or {}
-    if sliding.get("rope_type", "default") != "default":
-        held["sliding_attention"] = sliding
-        unknown.append("sliding_attention")
+    unread = unread_rotary(config)
+    held |= unread
+    unknown += unread
     unknown += [] if arch.part_of_head or held["partial_rotary_factor"] == 1.0 else ["partial_rotary_factor"]
     for name, assumed in arch.assumed.items():
         value = assumed(config) if callable(assumed) else assumed

@@ -16,19 +16,31 @@ ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 """Those of longrope (arXiv 2402.13753), in contexts beyond the original one and in others."""
 
+YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "attention_factor": None}
+"""Settings of YaRN (arXiv 2309.00071) that no field says: gpt-oss's.
+
+llama.cpp has the two betas too, but rounds the bounds that follow from them (truncate).
+"""
+
 _FREQUENCIES = ".rotary_emb.inv_freq"
 """End of transformers' name of the rotary frequencies."""
 
 
 def rotary_of(config: Any) -> dict[str, Any]:
-    """Return the rotary parameters of a configuration, with their type; those of its layers with full attention."""
+    """Return the rotary parameters of a configuration's layers with full attention, with type."""
     rotary = config.rope_parameters or {}
     return {"rope_type": "default", "rope_theta": 10000.0, **rotary.get("full_attention", rotary)}
 
 
-def sliding_rotary_of(config: Any) -> dict[str, Any] | None:
-    """Return the rotary parameters of layers with a window, where they have their own."""
-    return (config.rope_parameters or {}).get("sliding_attention")
+def unread_rotary(config: Any) -> dict[str, Any]:
+    """Return the rotary settings whose values no field says and no reader assumes."""
+    rotary = rotary_of(config)
+    sliding = (config.rope_parameters or {}).get("sliding_attention", {})
+    unread = {"sliding_attention": sliding} if sliding.get("rope_type", "default") != "default" else {}
+    if rotary["rope_type"] == "yarn":
+        given = YARN | {"truncate": True} | {name: rotary[name] for name in YARN if rotary.get(name) is not None}
+        unread |= {name: value for name, value in given.items() if value != YARN[name]}
+    return unread
 
 
 def rotary_fields(config: Any, arch: Architecture) -> dict[str, Any]:
@@ -37,11 +49,16 @@ def rotary_fields(config: Any, arch: Architecture) -> dict[str, Any]:
     fields: dict[str, Any] = {"rope.freq_base": float(rotary["rope_theta"])}
     if arch.neighbours or arch.part_of_head:  # by readers of the others it is the width of a head
         fields["rope.dimension_count"] = int(head_dim(config) * rotary.get("partial_rotary_factor", 1.0))
-    sliding = sliding_rotary_of(config)
-    if sliding is not None:
-        fields["rope.freq_base_swa"] = float(sliding["rope_theta"])
+    if "sliding_attention" in (config.rope_parameters or {}):
+        fields["rope.freq_base_swa"] = float(config.rope_parameters["sliding_attention"]["rope_theta"])
     if rotary["rope_type"] == "linear":
         fields |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rotary["factor"])}
+    if rotary["rope_type"] == "yarn":
+        fields |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": float(rotary["factor"]),
+            "rope.scaling.original_context_length": int(rotary["original_max_position_embeddings"]),
+        }
     if rotary["rope_type"] == "longrope":
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -69,6 +86,11 @@ def rotary_parameters(fields: Mapping[str, Any], factors: Mapping[str, list[floa
             "long_factor": factors[LONG_FACTORS],
             "short_factor": factors[SHORT_FACTORS],
         }
+    if rotary["rope_type"] == "yarn":
+        rotary |= {
+            "factor": fields["rope.scaling.factor"],
+            "original_max_position_embeddings": fields["rope.scaling.original_context_length"],
+        } | YARN
     if rotary["rope_type"] == "linear":
         rotary["factor"] = fields["rope.scaling.factor"]
     if "rope.freq_base_swa" in fields:

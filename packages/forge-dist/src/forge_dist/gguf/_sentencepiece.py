@@ -20,7 +20,7 @@ SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 def is_sentencepiece(model: Mapping[str, Any]) -> bool:
-    """Return whether the model of a tokenizer.json is sentencepiece's BPE: unknown characters become bytes."""
+    """Return whether a tokenizer.json's model is sentencepiece's BPE, with bytes as a fallback."""
     return model["type"] == "BPE" and bool(model.get("byte_fallback"))
 
 
@@ -65,9 +65,9 @@ def sentencepiece_fields(backend: Mapping[str, Any], tokens: list[str], kinds: l
 
 
 def sentencepiece_reader(fields: Mapping[str, Any]) -> Callable[[str], list[int]]:
-    """Return what readers do with a text: split it at special tokens, then merge neighbours by the best score.
+    """Return what readers do with a text, by its fields.
 
-    Without the tokens that they put before and after a text.
+    They split it at special tokens, then merge the neighbours with the best score. Without the tokens that they put before and after a text.
     """
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     scores = fields["tokenizer.ggml.scores"]

@@ -30,8 +30,13 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|" + _WORD + r"\p{L}+|"
 _LLAMA3 = _SHORT + r"\p{N}{1,3}" + _REST
 _QWEN2 = _SHORT + r"\p{N}" + _REST
+_ENDING = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _LARGE, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = f"{_WORD}{_LARGE}*{_SMALL}+|{_WORD}{_LARGE}+{_SMALL}*|" + r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT4O = (
+    f"{_WORD}{_LARGE}*{_SMALL}+{_ENDING}|{_WORD}{_LARGE}+{_SMALL}*{_ENDING}|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
 
@@ -57,6 +62,7 @@ PRE_TOKENIZERS = {
     "llama-bpe": PreTokenizerRule(_split(_LLAMA3), ignore_merges=True),
     "smaug-bpe": PreTokenizerRule(_split(_LLAMA3), ignore_merges=False),
     "qwen2": PreTokenizerRule(_split(_QWEN2), ignore_merges=False),
+    "gpt-4o": PreTokenizerRule(_split(_GPT4O), ignore_merges=False),
     "tekken": PreTokenizerRule(_split(_TEKKEN), ignore_merges=True),
 }
 """`tokenizer.ggml.pre` → its rule."""
@@ -171,14 +177,26 @@ def _rule_of(backend: dict[str, Any], where: Path) -> str:
         raise ModelError(
             f"{where}: its tokenizer changes text first ({normalizer.get('type')}), which GGUF cannot say; use format=hf"
         )
-    for name, rule in PRE_TOKENIZERS.items():
-        if found == rule.steps and bool(model.get("ignore_merges")) == rule.ignore_merges:
-            return name
+    alike = [name for name, rule in PRE_TOKENIZERS.items() if found == rule.steps]
+    same = [name for name in alike if PRE_TOKENIZERS[name].ignore_merges == bool(model.get("ignore_merges"))]
+    if same or (alike and _merges_make_each_token(backend)):
+        return (same or alike)[0]
     raise ModelError(
         f"{where}: its tokenizer splits text by a rule that is not among those whose names in GGUF are known here "
         f"({', '.join(PRE_TOKENIZERS)}): "
         f"{json.dumps(flat, ensure_ascii=False)[:300]}; use format=hf"
     )
+
+
+def _merges_make_each_token(backend: dict[str, Any]) -> bool:
+    """Return whether it does not matter if a piece that is a token is taken without merges."""
+    from tokenizers import models
+
+    vocabulary = backend["model"]["vocab"]
+    merges: Any = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in backend["model"]["merges"]]
+    made = models.BPE(vocab=vocabulary, merges=merges)
+    added = {token["content"] for token in backend["added_tokens"]}
+    return all(len(made.tokenize(token)) == 1 for token in vocabulary if token not in added)
 
 
 def _special_tokens_around(tokenizer: Any) -> tuple[bool, bool]:
