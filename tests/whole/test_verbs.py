@@ -117,6 +117,7 @@ def test_rewards_that_teach_nothing(
 ) -> None:
     """Rewards that are no numbers end a run at its first rollout; those that are all alike are said, once."""
     functions = {"mute": "None", "lost": "float('nan')", "same": "1.0", "tiny": "1e-7 * i", "rounded": "1.0 + 1e-6 * i"}
+    functions["tied"] = "float(i % 4 < 2)"
     body = "".join(
         f"def {name}(completions, **_):\n    return [{value} for i, _ in enumerate(completions)]\n\n\n"
         for name, value in functions.items()
@@ -135,6 +136,13 @@ def test_rewards_that_teach_nothing(
     capfd.readouterr()
     forge.grpo(**given | {"reward": ("forge_test_mute:same",)}, ckpt_output_dir=tmp_path / "same")
     assert capfd.readouterr().err.count("same reward, for every prompt; nothing but the KL is learned") == 1
+    forge.grpo(
+        **given | {"reward": ("forge_test_mute:tied",), "max_steps": 1, "baseline": "second_best", "num_generations": 4},
+        ckpt_output_dir=tmp_path / "tied",
+    )
+    said = capfd.readouterr().err
+    assert said.count("several completions share the best reward of forge_test_mute:tied") == 1
+    assert "same reward" not in said
     for name, why in (("tiny", "less than the 0.0001 that is added"), ("rounded", "float32 has seven digits")):
         forge.grpo(**given | {"reward": (f"forge_test_mute:{name}",), "max_steps": 1}, ckpt_output_dir=tmp_path / name)
         assert len(re.findall(f"rewards of a prompt's completions differ by .*{why}", capfd.readouterr().err)) == 1

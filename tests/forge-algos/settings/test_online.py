@@ -118,6 +118,17 @@ def test_one_name_is_a_list_of_one():
             "kl_estimator='unbiased' has no effect with kl_in_reward=True",
         ),
         (GRPOSettings, {"whiten": True, "scale_rewards": "batch"}, "scale_rewards='batch' has no effect with whiten=True"),
+        (GRPOSettings, {"baseline": "none", "scale_rewards": "group"}, "scale_rewards='group' with baseline='none' divides"),
+        (
+            GRPOSettings,
+            {"baseline": "none", "scale_rewards": "batch", "num_generations": 1},
+            "they would count 10,000-fold; set whiten=True",
+        ),
+        (
+            GRPOSettings,
+            {"scale_rewards": "nonzero", "kl_in_reward": True, "kl_weight": 0.1},
+            "scale_rewards='nonzero' has no effect with kl_in_reward=True",
+        ),
         (
             GRPOSettings,
             {"kl_in_reward": True, "kl_weight": 0.1, "baseline": "none", "loss_type": "gspo"},

@@ -184,6 +184,15 @@ class GRPOSettings(GroupSettings):
         self._check_alone(self.kl_in_reward, ("kl_estimator",), "with kl_in_reward=True, which subtracts k1")
         if self.whiten and self.scale in ("batch", "nonzero"):
             raise ValueError(f"scale_rewards={self.scale!r} has no effect with whiten=True, which divides by another deviation")
+        if self.baseline == "none" and self.scale in ("group", "batch"):
+            raise ValueError(
+                f"scale_rewards={self.scale!r} with baseline='none' divides rewards that are all equal by a deviation of 0, to "
+                "which 0.0001 is added: they would count 10,000-fold; set whiten=True, or leave scale_rewards out"
+            )
+        if self.kl_in_reward and self.scale == "nonzero":
+            raise ValueError(
+                "scale_rewards='nonzero' has no effect with kl_in_reward=True, which leaves no reward at 0; leave one out"
+            )
         if self.kl_in_reward and self.baseline == "none" and not self.policy.per_token:
             raise ValueError(
                 f"kl_in_reward=True with baseline='none' gives each token an advantage of its own, and loss_type="

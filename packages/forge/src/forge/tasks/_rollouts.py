@@ -178,6 +178,13 @@ class RolloutSteps:
                 f"mask_truncated leaves those out; {nothing} is learned from this rollout. Raise max_new_tokens, or ask for "
                 "shorter answers in the prompts",
             )
+        elif not made.advantages.any() and made.spread and getattr(self._own, "baseline", "mean") == "second_best":
+            self._warn_once(
+                "nothing",
+                f"WARNING: step {step}: in every prompt several completions share the best reward of {names}, and "
+                f"baseline=second_best learns what the best has above the second; {nothing} is learned from this rollout. "
+                "Where that goes on: a reward that tells the best apart, or another baseline",
+            )
         elif not made.advantages.any():
             self._warn_once(
                 "nothing",
