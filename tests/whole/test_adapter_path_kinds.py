@@ -133,7 +133,9 @@ def test_the_reference_of_dpo_is_the_adapter_as_it_was(
 
 VERBS = ("orpo", "kto", "embed", "classify", "reward", "grpo")
 IN_VERBS = [(verb, kind) for verb in VERBS for kind in ("vera", "oft", "lokr", "ia3", "prefix")]
+FROM_BEGINNING = {"kto": ("margin", "chosen_reward", "rejected_reward"), **dict.fromkeys(("grpo", "ppo", "rloo"), ("kl",))}
 IN_VERBS.remove(("embed", "prefix"))  # which is refused
+IN_VERBS += [(verb, kind) for verb in ("simpo", "pretrain", "distill", "sdft", "ppo", "rloo") for kind in ("vera", "prefix")]
 
 
 @pytest.mark.parametrize(
@@ -147,10 +149,10 @@ def test_every_verb_goes_on(
     first, run = trained(kind, verb), tmp_path / "run"
     run_verb(verb, going_on(verb, model_dir, folder, first, run, adapter=kind), str(folder))
     before, after = (_held_out(each) for each in (first, run))
-    from_beginning = {"kto": ("margin", "chosen_reward", "rejected_reward"), "grpo": ("kl",)}.get(verb, ())
+    from_beginning = FROM_BEGINNING.get(verb, ())
     assert all(abs(after[0][name]) < 1e-5 for name in from_beginning)
-    # The reference of kto is the adapter as it was.
-    if verb != "kto":
+    # The reference of kto and the teacher of sdft are the adapter as it was.
+    if verb not in ("kto", "sdft"):
         expected = {name: figure for name, figure in before[-1].items() if name not in from_beginning}
         assert expected == pytest.approx({name: after[0][name] for name in expected}, rel=1e-5)
     assert after[-1] != pytest.approx(after[0], rel=1e-5)
