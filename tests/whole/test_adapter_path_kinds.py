@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import forge
+import forge_algos
 
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
@@ -37,6 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "fourierft": {"fourier_n_frequency": 20},
     "c3a": {"c3a_block_size": 4},
 }
+IDS = torch.arange(5)[None]
 TOKENS = ("prefix", "prompt", "adapter_prompt")
 CASES = [pytest.param(kind, marks=needs_bitsandbytes, id=kind) if kind == "qoft" else kind for kind in KINDS]
 pytestmark = pytest.mark.slow
@@ -104,7 +107,7 @@ def test_what_went_on_is_exported_and_answers(
     beside: Any = AutoPeftModelForCausalLM.from_pretrained(last)
     plain = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
     with torch.no_grad():
-        found, wanted = (model(torch.arange(5)[None]).logits for model in (plain, beside))
+        found, wanted = (model(IDS).logits for model in (plain, beside))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5 * wanted.abs().max().item())
 
 
@@ -130,7 +133,9 @@ def test_the_reference_of_dpo_is_the_adapter_as_it_was(
 
 VERBS = ("orpo", "kto", "embed", "classify", "reward", "grpo")
 IN_VERBS = [(verb, kind) for verb in VERBS for kind in ("vera", "oft", "lokr", "ia3", "prefix")]
+FROM_BEGINNING = {"kto": ("margin", "chosen_reward", "rejected_reward"), **dict.fromkeys(("grpo", "ppo", "rloo"), ("kl",))}
 IN_VERBS.remove(("embed", "prefix"))  # which is refused
+IN_VERBS += [(verb, kind) for verb in ("simpo", "pretrain", "distill", "sdft", "ppo", "rloo") for kind in ("vera", "prefix")]
 
 
 @pytest.mark.parametrize(
@@ -144,10 +149,10 @@ def test_every_verb_goes_on(
     first, run = trained(kind, verb), tmp_path / "run"
     run_verb(verb, going_on(verb, model_dir, folder, first, run, adapter=kind), str(folder))
     before, after = (_held_out(each) for each in (first, run))
-    from_beginning = {"kto": ("margin", "chosen_reward", "rejected_reward"), "grpo": ("kl",)}.get(verb, ())
+    from_beginning = FROM_BEGINNING.get(verb, ())
     assert all(abs(after[0][name]) < 1e-5 for name in from_beginning)
-    # The reference of kto is the adapter as it was.
-    if verb != "kto":
+    # The reference of kto and the teacher of sdft are the adapter as it was.
+    if verb not in ("kto", "sdft"):
         expected = {name: figure for name, figure in before[-1].items() if name not in from_beginning}
         assert expected == pytest.approx({name: after[0][name] for name in expected}, rel=1e-5)
     assert after[-1] != pytest.approx(after[0], rel=1e-5)
@@ -245,10 +250,59 @@ def test_a_lora_of_plain_peft(option: str, model_dir: Path, folder: Path, tmp_pa
     ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     # Plain PEFT reads what went on: the loss of the last held-out rows is a sum of its own.
-    tokens = torch.arange(5)[None]
     again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32), one)
     # The embedding is the head too, and no layer here has a bias.
     if option not in ("a head", "an embedding", "lora_bias"):
         merged = AutoModelForCausalLM.from_pretrained(forge.export(one, tmp_path / "merged", merge=True, dtype="float32"))
         with torch.no_grad():
-            torch.testing.assert_close(merged(tokens).logits, again(tokens).logits, rtol=0, atol=1e-4)
+            torch.testing.assert_close(merged(IDS).logits, again(IDS).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.lane
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+def test_biases_of_the_base_train_too(model_dir: Path, folder: Path, tmp_path: Path) -> None:
+    """As PEFT's `bias` says: resumed and on two ranks; refused where they are divided, rounded, or cannot be switched off."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    base = tmp_path / "base"
+    shutil.copytree(model_dir, base)
+    config = AutoConfig.from_pretrained(model_dir)
+    config.attention_bias = True
+    torch.manual_seed(1)
+    made = AutoModelForCausalLM.from_config(config)
+    made.save_pretrained(base)
+    options: dict[str, Any] = {"r": 4, "target_modules": ["q_proj", "up_proj"], "task_type": "CAUSAL_LM", "bias": "all"}
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), LoraConfig(**options))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path / "peft")
+    whole = going_on("sft", base, folder, tmp_path / "peft", tmp_path / "whole", max_steps=3, weight_decay=0.1, kl_base=True)
+    one = Path(run_verb("sft", whole)["model_dir"])
+    first = next(line["loss"] for line in metrics(tmp_path / "whole") if "loss" in line)
+    assert first == pytest.approx(peft_loss(base, tmp_path / "peft", tmp_path / "whole"), rel=1e-5)
+    assert abs(held_out(tmp_path / "whole", "eval_kl_base")[0]) < 1e-6
+    before, after = (load_file(each / WEIGHTS) for each in (tmp_path / "peft", one))
+    assert before.keys() == after.keys()
+    assert not any(torch.equal(before[name], after[name]) for name in before if name.endswith("bias") and "k_proj" not in name)
+    halves = {**whole, "ckpt_output_dir": str(tmp_path / "halves")}
+    run_verb("sft", {**halves, "max_steps": 2})
+    assert (Path(run_verb("sft", halves)["model_dir"]) / WEIGHTS).read_bytes() == (one / WEIGHTS).read_bytes()
+    for strategy in ("ddp", "zero2"):
+        ranks = {**whole, "strategy": strategy, "ckpt_output_dir": str(tmp_path / strategy)}
+        run_on_ranks(run_verb, 2, "sft", ranks, joined=False)
+        losses = [[line["loss"] for line in metrics(tmp_path / run) if "loss" in line] for run in ("whole", strategy)]
+        assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), one)
+    merged = AutoModelForCausalLM.from_pretrained(forge.export(one, tmp_path / "merged", merge=True, dtype="float32"))
+    with torch.no_grad():
+        torch.testing.assert_close(merged(IDS).logits, again(IDS).logits, rtol=0, atol=1e-4)
+    refused = {**whole, "ckpt_output_dir": str(tmp_path / "refused")}
+    with pytest.raises(Exception, match="biases of the base, which the strategy divides"):
+        run_on_ranks(run_verb, 2, "sft", {**refused, "strategy": "fsdp2"}, joined=False)
+    with pytest.raises(forge_algos.AdapterError, match="held in bfloat16 here.*set dtype=float32"):
+        run_verb("sft", {**refused, "dtype": "bfloat16"})
+    with pytest.raises(forge_algos.AdapterError, match="cannot be switched off: it trains biases"):
+        run_verb("dpo", going_on("dpo", base, folder, one, tmp_path / "refused", reference="adapter_off"))
+    assert not (tmp_path / "refused").exists()

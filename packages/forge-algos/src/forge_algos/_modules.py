@@ -169,6 +169,15 @@ def vocabulary(model: nn.Module) -> int | None:
     return count if isinstance(count, int) else None
 
 
+def trained_biases(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the base's biases that PEFT trains with an adapter (`bias` of its configuration), by name."""
+    if all(getattr(config, "bias", "none") == "none" for config in getattr(unwrap(model), "peft_config", {}).values()):
+        return {}
+    named = {name: parameter for name, parameter in model.named_parameters() if name.endswith(".bias")}
+    own = ("lora_B", "modules_to_save")
+    return {name: p for name, p in named.items() if p.requires_grad and not any(part in name.split(".") for part in own)}
+
+
 def virtual_tokens(model: nn.Module) -> int:
     """Count the virtual tokens that prefix or prompt tuning puts before each document.
 

@@ -145,7 +145,7 @@ def test_what_it_has_cannot_be_changed(given, match, tmp_path):
         ({"peft_type": "IA3"}, "holds an ia3 adapter, and adapter=lora"),
         ({"peft_type": "ADALORA"}, "of the kind ADALORA"),
         ({"init_lora_weights": "corda"}, "belongs beside a base that init_lora_weights=corda changed"),
-        ({"bias": "all"}, "bias='all' .* is an option of PEFT that is not trained here"),
+        ({"use_qalora": True}, "use_qalora=True .* is an option of PEFT that is not trained here"),
         ({"r": "four"}, "is not what PEFT writes"),
         ({"r": True}, "is not what PEFT writes"),
         ({"lora_alpha": 0}, "is not what PEFT writes"),

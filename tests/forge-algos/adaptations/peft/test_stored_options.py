@@ -6,16 +6,18 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from forge_algos import SFT, AdapterError, AdapterSettings, OptimizerSettings, adapt, make_optimizer, schedule, train
+from forge_algos.adaptations import switched_off
 
 from ....lanes import ci_keeps
 from ...experts import mixture
-from ...oracle import distance, gradients, make, naive, pack, samples
+from ...oracle import SIZES, distance, gradients, make, naive, pack, samples
 
 IDS = torch.arange(3, 12)[None]
 FILE = "adapter_model.safetensors"
-UNTIED, TIED, MIXTURE = "llama-untied", "llama-tied", "mixtral"
+UNTIED, TIED, MIXTURE, BIASES = "llama-untied", "llama-tied", "mixtral", "llama with biases"
 # Each with the base that it is written beside.
 OPTIONS = {
     "rank_pattern": (UNTIED, {"rank_pattern": {r"^model\.layers\.0\..*down_proj": 3}}),
@@ -35,6 +37,9 @@ OPTIONS = {
         {"target_modules": ["q_proj", "embed_tokens", "lm_head"], "ensure_weight_tying": True},
     ),
     "lora_bias": (UNTIED, {"lora_bias": True}),
+    "bias=all": (BIASES, {"bias": "all"}),
+    "bias=lora_only": (BIASES, {"bias": "lora_only"}),
+    "bias=all without any": (UNTIED, {"bias": "all"}),
     "init_lora_weights=False": (UNTIED, {"init_lora_weights": False}),
     "mica": (UNTIED, {"init_lora_weights": "mica"}),
     "pissa": (UNTIED, {"init_lora_weights": "pissa"}),
@@ -47,7 +52,16 @@ OPTIONS = {
     "olora": (UNTIED, {"init_lora_weights": "olora"}),
     "target_parameters": (MIXTURE, {"target_parameters": ["experts.gate_up_proj"]}),
 }
-IN_CI = ["exclude_modules", "a head", "an embedding that is the head", "lora_bias", "mica", "pissa with patterns", "olora"]
+IN_CI = [
+    "exclude_modules",
+    "a head",
+    "an embedding that is the head",
+    "lora_bias",
+    "bias=all",
+    "mica",
+    "pissa with patterns",
+    "olora",
+]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning"),
@@ -61,6 +75,10 @@ pytestmark = [
 def base_of(architecture):
     if architecture == MIXTURE:
         return mixture(MIXTURE, router_aux_loss_coef=0.0)
+    if architecture == BIASES:
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            return LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)).train()
     return make(architecture)
 
 
@@ -83,9 +101,10 @@ def logits(model):
         return model.eval()(input_ids=IDS).logits
 
 
-def going_on(folder, architecture, **more):
+def going_on(folder, architecture, model=None, **more):
     kinds = [kind for kind in ("dora", "rslora") if json.loads((folder / "adapter_config.json").read_text())[f"use_{kind}"]]
-    return adapt(base_of(architecture), AdapterSettings(adapter=[*kinds, "lora"][0], adapter_path=str(folder), **more))
+    model = base_of(architecture) if model is None else model
+    return adapt(model, AdapterSettings(adapter=[*kinds, "lora"][0], adapter_path=str(folder), **more))
 
 
 def first_halves(found, expected):
@@ -141,6 +160,21 @@ def test_the_base_in_the_file_must_be_the_models(tmp_path):
     save_file({**tensors, name: tensors[name] * 1.1}, tmp_path / FILE, metadata={"format": "pt"})
     with pytest.raises(AdapterError, match="it trains lm_head by low-rank factors .* is another one than in model_path"):
         going_on(tmp_path, UNTIED)
+
+
+def test_biases_of_the_base_cannot_be_switched_off(tmp_path):
+    """Nor are they trained in 16 bits. Where the base has none, `bias` says nothing."""
+    written(tmp_path, BIASES, bias="lora_only")
+    with pytest.raises(AdapterError, match="held in bfloat16 here"):
+        going_on(tmp_path, BIASES, base_of(BIASES).bfloat16())
+    with (
+        pytest.raises(AdapterError, match="cannot be switched off: it trains biases of the base"),
+        switched_off(going_on(tmp_path, BIASES).model),
+    ):
+        pass
+    written(tmp_path, UNTIED, bias="lora_only")
+    with switched_off(going_on(tmp_path, UNTIED).model):
+        pass
 
 
 def test_what_is_given_of_a_subtracted_one(tmp_path):

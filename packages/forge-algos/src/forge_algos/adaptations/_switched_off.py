@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from forge_algos._errors import AdapterError
-from forge_algos._modules import unwrap, virtual_tokens
+from forge_algos._modules import trained_biases, unwrap, virtual_tokens
 from forge_algos.adaptations.osft._delta import MARK, Delta
 
 
@@ -15,6 +15,11 @@ def check_switchable(model: nn.Module) -> None:
     """Raise AdapterError unless `switched_off` can restore the model under the adaptation."""
     inner: Any = unwrap(model)
     if hasattr(inner, "peft_config") and hasattr(inner, "disable_adapter"):
+        if biases := trained_biases(inner):
+            raise AdapterError(
+                f"the adapter cannot be switched off: it trains biases of the base, such as {next(iter(biases))}; set "
+                "reference='stored' or 'live', or give a frozen copy of the model"
+            )
         return
     moves = getattr(inner, MARK, None)
     if moves is None:

@@ -22,7 +22,7 @@ _OF_LORA = frozenset(
     exclude_modules lora_alpha lora_dropout fan_in_fan_out use_rslora use_dora modules_to_save init_lora_weights
     layers_to_transform layers_pattern rank_pattern alpha_pattern megatron_core trainable_token_indices target_parameters
     qalora_group_size ensure_weight_tying eva_config corda_config lora_ga_config loftq_config runtime_config
-    lora_bias""".split()
+    lora_bias bias""".split()
 )
 """Fields of PEFT's LoraConfig that may have any value: attached as they are, or of no effect on an adapter with weights."""
 _NOT_TRAINED = {"bias": "biases of the base", "coft": "rotations that are pulled back in each forward"}

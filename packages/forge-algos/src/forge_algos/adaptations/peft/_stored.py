@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from forge_algos._counted import counted
 from forge_algos._errors import AdapterError
 from forge_algos._experts import expert_stacks
+from forge_algos._modules import trained_biases
 from forge_algos.adaptations.base._adaptation import Adaptation, Context
 from forge_algos.adaptations.base._modalities import Parts
 from forge_algos.adaptations.base._targets import is_linear, resolve_targets
@@ -107,6 +109,7 @@ def attach_stored(model: nn.Module, settings: AdapterSettings, context: Context)
         trained_rows.readable(model, beside),
     ):
         attached: Any = attached_by(model, config)
+    _check_biases(attached, stored)
     _compare(attached, stored, shapes)
     keep_order(attached, sorted(getattr(attached.base_model, "targeted_parameter_names", ())))
     trained_rows.prepare(attached)
@@ -253,6 +256,25 @@ def _compare(model: "PeftModel", stored: StoredAdapter, shapes: Mapping[str, tup
         )
     for name in filter(_is_of_base, shapes):
         _compare_with_base(model, stored, name)
+
+
+def _check_biases(model: "PeftModel", stored: StoredAdapter) -> None:
+    """Raise AdapterError where trained biases of the base are divided, quantized or rounded."""
+    config: Any = model.peft_config["default"]
+    setting, biases = getattr(config, "bias", "none"), trained_biases(model)
+    if setting != "none" and not biases:
+        config.bias = "none"  # the base has none, and PEFT would warn of them where the adapter is switched off
+    for name, bias in biases.items():
+        holder: Any = model.get_submodule(name.rpartition(".")[0])
+        weight = getattr(holder, "weight", bias)
+        where = f"adapter_path {stored.folder}: bias={setting!r} in its {CONFIG} trains biases of the base"
+        if isinstance(bias, DTensor) or hasattr(bias, "ds_id") or not bias.numel() or (0 in bias.stride() and not bias.is_meta):
+            raise AdapterError(f"{where}, which the strategy divides over ranks: use one process, or strategy=ddp")
+        if not weight.is_floating_point() or hasattr(weight, "quant_state"):
+            raise AdapterError(f"{where}, beside codes that round them: use adapter=lora")
+        if bias.dtype != torch.float32:
+            kind = str(bias.dtype).removeprefix("torch.")
+            raise AdapterError(f"{where}, which are held in {kind} here, where small steps are lost: set dtype=float32")
 
 
 def _is_of_base(name: str) -> bool:
