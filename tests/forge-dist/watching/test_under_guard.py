@@ -59,6 +59,37 @@ def test_a_signal_is_answered_within_a_second_or_two(tmp_path, capfd, answers):
     assert capfd.readouterr().err.count("forge: SIGINT: the run ends where it can") == (not answers)
 
 
+LEAVING = """
+import os, pathlib, signal, sys
+from forge_dist.watching import _under_guard
+with _under_guard.under_guard(0, int(sys.argv[2]), pathlib.Path(sys.argv[1]), 60.0, print):
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
+    exec(sys.argv[3])
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "ranks", "status", "said"),
+    [
+        ("os._exit(0)", 1, 0, "forge: process {} ended before its run was over, and said nothing: os._exit()"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 2, -9, "forge: rank 0, process {} ended before its run was over"),
+        ("_under_guard.dismiss_guard(); os._exit(1)", 1, 1, ""),
+        ("sys.exit(0)", 1, 0, ""),
+        ("pass", 1, 0, ""),
+    ],
+)
+def test_who_leaves_without_a_word_is_named(tmp_path, how, ranks, status, said):
+    """The process cannot say it, and its status may be 0: its guard does, and of no process that it forked."""
+    command = [sys.executable, "-c", LEAVING, str(tmp_path / "logs"), str(ranks), how]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        written = process.communicate(timeout=60)[1]  # until the guard too has ended
+    assert process.returncode == status
+    assert written.count("forge: ") == bool(said)
+    assert said.format(process.pid) in written
+
+
 def test_a_stall_is_raised_in_the_main_thread(tmp_path, monkeypatch):
     """Standing still in Python: StallError comes out of the block, and the stacks are kept."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))

@@ -20,6 +20,7 @@ from forge_dist.ranks._network import unreachable
 from forge_dist.ranks._store import connect_store, published_failure
 from forge_dist.watching._beats import current_beats
 from forge_dist.watching._stacks import dump_now
+from forge_dist.watching._under_guard import dismiss_guard
 from forge_dist.watching._watch import TICK_SECONDS, AwakeClock
 
 _BEAT_REQUESTS, _LOOK_REQUESTS = 3, 2
@@ -235,4 +236,5 @@ class Heartbeat:
         dump_now()
         shown = "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in reason)
         os.write(2, f"forge: {shown}; rank {self._topology.rank} leaves\n".encode(errors="replace"))
+        dismiss_guard()
         os._exit(1)

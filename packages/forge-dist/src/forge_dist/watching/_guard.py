@@ -40,12 +40,19 @@ def main(pid: int, rank: int, world_size: int, board: Path, log_dir: Path) -> No
         signal.signal(number, signal.SIG_IGN)
     watch = Watch(alone=lambda: world_size == 1, named=world_size > 1)
     watched, signals = [Watched(rank, board, pid)], _Signals()
-    while os.getppid() == pid:
-        if select.select([0], [], [], TICK_SECONDS)[0]:
+    while True:
+        gone = os.getppid() != pid
+        if select.select([0], [], [], 0 if gone else TICK_SECONDS)[0]:
             received = os.read(0, 64)
-            if not received or 0 in received:
+            if 0 in received:
                 return
+            if not received:
+                break
             signals.take(received)
+        elif gone:  # what it forked holds the pipe open
+            break
+        if gone:
+            continue
         if signals.unanswered():
             _say(
                 f"{signal.Signals(signals.last).name}: the run ends where it can, after its step or once its state is saved; a "
@@ -63,6 +70,11 @@ def main(pid: int, rank: int, world_size: int, board: Path, log_dir: Path) -> No
             return
         if found:
             _say(found)
+    of_rank = f"rank {rank}, " if world_size > 1 else ""
+    _say(
+        f"{of_rank}process {pid} ended before its run was over, and said nothing: os._exit() "
+        "in it or in a library, or a kill. Its exit status may be 0 all the same; the same command goes on, or begins anew."
+    )
 
 
 class _Signals:

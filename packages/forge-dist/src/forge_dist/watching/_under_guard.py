@@ -73,14 +73,31 @@ def _start(rank: int, world_size: int, board: Path, log_dir: Path) -> "subproces
         return None
     assert process.stdin is not None
     os.set_blocking(process.stdin.fileno(), False)
+    global _guard  # noqa: PLW0603 - a process has one guard
+    _guard = process.stdin.fileno()
     return process
 
 
 def _dismiss(process: "subprocess.Popen[bytes]") -> None:
+    global _guard  # noqa: PLW0603 - a process has one guard
     assert process.stdin is not None
-    with suppress(OSError):
-        process.stdin.write(b"\0")
+    dismiss_guard()
+    _guard = -1
     process.stdin.close()
+
+
+def dismiss_guard() -> None:
+    """Tell the guard that this process has said why it ends, and leaves without more.
+
+    Without a guard nothing happens.
+    """
+    if _guard >= 0:
+        with suppress(OSError):
+            os.write(_guard, b"\0")
+
+
+_guard = -1
+"""Descriptor of the guard's standard input."""
 
 
 @contextmanager
