@@ -85,15 +85,17 @@ def fields_of(verb: str) -> dict[str, Any]:
     return {field.name: field for _, field in flat_fields(task_of(verb).settings)}
 
 
-@pytest.mark.parametrize("verb", ["sft", "dpo", "kto", "reward", "grpo", "rloo"])
+@pytest.mark.parametrize("verb", ["sft", "dpo", "kto", "reward", "grpo", "rloo", "distill"])
 def test_a_file_without_settings_becomes_trls_defaults(verb: str) -> None:
     """Whatever a file for TRL leaves out, the recipe and forge's defaults together say what TRL would do."""
     trl = pytest.importorskip("trl", reason="TRL is not installed here: `hatch run peers:test`")
-    config = getattr(trl, f"{verb.upper() if verb != 'reward' else 'Reward'}Config")
+    config = getattr(trl, f"{ ({'reward': 'Reward', 'distill': 'Distillation'}.get(verb, verb.upper())) }Config")
     theirs = {field.name: field for field in dataclasses.fields(config)}
     settings = fields_of(verb)
     found = convert({"model_name_or_path": "m"}, "TRL", fields_of, verb).settings
-    pairs = {**COMMON, **OBJECTIVE.get(verb, {"num_generations": "num_generations", "max_new_tokens": "max_completion_length"})}
+    sampled = {"num_generations": "num_generations", "max_new_tokens": "max_completion_length"}
+    distilled = {"beta": "beta", "temperature": "temperature"} if verb == "distill" else {}
+    pairs = {**COMMON, **OBJECTIVE.get(verb, sampled), **distilled}
     checked = set()
     for ours, name in pairs.items():
         if ours not in settings or name not in theirs or ours in OWN:
@@ -108,7 +110,7 @@ def test_a_file_without_settings_becomes_trls_defaults(verb: str) -> None:
     assert {"effective_batch_size", "num_epochs", "learning_rate", "lr_scheduler", "beta2"} <= checked
     assert theirs["gradient_accumulation_steps"].default == 1
     assert ("max_seq_len" in checked) == ("max_length" in theirs)
-    drawn = "shuffle_dataset" if verb in ("grpo", "rloo") else "train_sampling_strategy"
+    drawn = "shuffle_dataset" if verb in ("grpo", "rloo", "distill") else "train_sampling_strategy"
     assert (theirs[drawn].default in (True, "random")) == found.get("shuffle", True)
 
 

@@ -19,6 +19,7 @@ from forge.verbs._registry import task_of
 from ...whole.repository import ROOT
 
 TRL = "model_name_or_path: m\n"
+TEACHER = TRL + "teacher_model_name_or_path: t\n"
 FACTORY = "model_name_or_path: m\nstage: {stage}\nfinetuning_type: full\n"
 AXOLOTL = "base_model: m\n"
 
@@ -633,6 +634,9 @@ def test_axolotls_block_for_trl() -> None:
         (TRL + "loss_type: luspo\n", "grpo", {"importance_sampling_level": "token", "clip": 0.2}),
         (TRL + "loss_type: dapo\n", "grpo", {"importance_sampling_level": None}),
         (TRL, "rloo", {"num_generations": 2, "effective_batch_size": 4, "shuffle": None}),
+        (TEACHER, None, {"on_policy": 1.0, "beta": 1.0, "max_new_tokens": 512, "sample_temperature": None}),
+        (TEACHER + "lmbda: 0.3\n", None, {"on_policy": None, "beta": None, "max_new_tokens": 128, "sample_temperature": 0.9}),
+        (TEACHER + "lmbda: 0\n", None, {"beta": None, "max_new_tokens": None, "sample_temperature": None}),
         (TRL + "use_peft: true\n", "sft", {"lora_dropout": 0.05, "target_modules": ("q_proj", "v_proj")}),
         (TRL + "use_peft: true\nlora_target_modules: all-linear\n", "sft", {"target_modules": None}),
         (TRL + "max_length: null\nmax_steps: 5\n", "sft", {"max_seq_len": None, "on_overflow": None, "num_epochs": None}),
@@ -655,6 +659,17 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
     ("text", "verb", "settings"),
     [
         (TRL + "loss_type: dft\n", "sft", {"loss": "dft"}),
+        (
+            TEACHER + "lmbda: 0.3\ntemperature: 0.8\n",
+            "distill",
+            {"teacher_path": "t", "on_policy": 0.3, "sample_temperature": 0.8},
+        ),
+        (TEACHER + "lmbda: 0\ntemperature: 0.8\nmax_new_tokens: 9\n", "distill", {"teacher_path": "t", "on_policy": 0}),
+        (
+            TEACHER + "temperature: 0.8\nmax_completion_length: 9\n",
+            "distill",
+            {"teacher_path": "t", "temperature": 0.8, "max_new_tokens": 9},
+        ),
         (TRL + "loss_type: ipo\n", "dpo", {"loss_type": ("ipo",)}),
         (TRL + "loss_type: apo_zero_unpaired\n", "kto", {"loss_type": "apo_zero_unpaired"}),
         (TRL + "center_rewards_coefficient: 0.01\n", "reward", {"centering": 0.01}),

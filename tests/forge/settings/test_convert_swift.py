@@ -332,6 +332,7 @@ def test_rlhf_without_a_method_is_dpo() -> None:
     [
         ("rlhf", "--rlhf_type cpo", "rlhf_type: 'cpo': forge has no such method.*--verb"),
         ("rlhf", "--rlhf_type gkd", "teacher_model: is not given.*forge sdft"),
+        ("rlhf", "--rlhf_type gkd --model t --teacher_model t", "teacher_model: 't' is the model that learns.*forge sdft"),
         ("rlhf", "--rlhf_type grpo --teacher_model t", "teacher_model: with rlhf_type grpo"),
         ("sft", "--task_type reranker", "forge has no rerankers"),
         ("sft", "--task_type seq_cls --problem_type regression", "regression"),

@@ -101,7 +101,7 @@ RENAMED = {
         "off_policy_mask_threshold": "off_policy_sequence_mask_delta",
         "sapo_temperature_pos": "tau_pos",
         "sapo_temperature_neg": "tau_neg",
-        "teacher_path": "teacher_model",
+        "teacher_path": "teacher_model teacher_model_name_or_path",
         "on_policy": "lmbda",
         "value_weight": "vf_coef",
         "value_clip": "cliprange_value",

@@ -1,6 +1,7 @@
 """Generalised Jensen-Shannon divergence of rows, a chunk of both models' logits at a time."""
 
 import math
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -9,6 +10,9 @@ from forge_algos.losses import _check
 from forge_algos.losses._fused_backward import fused_sum
 from forge_algos.losses._rows import LogitPass, LogitSource, Tensors
 from forge_algos.losses._terms import LossTerms
+
+Divergence: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Of C rows: the divergence[C], KL(teacher ‖ student)[C], and the divergence's slope[C, V] by the logits, or None."""
 
 
 def distillation_of_rows(
@@ -29,41 +33,65 @@ def distillation_of_rows(
     Raises:
         LossError: β outside [0, 1], or two vocabularies.
     """
+    check_beta(beta)
+    teacher_source, teacher_tensors = teacher
+    theirs = teacher_source.start(teacher_tensors, [False] * len(teacher_tensors))
+
+    def diverged(s: torch.Tensor, rows: slice, *, slope: bool) -> Divergence:
+        t = theirs.logits(rows).to(source.dtype)
+        if s.shape != t.shape:
+            raise LossError(
+                f"the student has a vocabulary of {s.shape[1]} tokens and its teacher one of {t.shape[1]}: both give a "
+                "probability to each token, so take a teacher with the student's tokenizer"
+            )
+        return _diverged(s, t, beta, slope=slope)
+
+    return sum_divergences(source, tensors, diverged, weights)
+
+
+def check_beta(beta: float) -> None:
+    """Raise LossError unless β of a JSD is a number from 0 to 1."""
     _check.number("beta", beta, least=0)
     if beta > 1:
         raise LossError(f"beta: a number from 0 to 1 is wanted, not {beta!r}")
-    teacher_source, teacher_tensors = teacher
-    theirs = teacher_source.start(teacher_tensors, [False] * len(teacher_tensors))
+
+
+class OfChunk(Protocol):
+    """Divergence of a chunk of the student's logits."""
+
+    def __call__(self, s: torch.Tensor, rows: slice, *, slope: bool) -> Divergence:
+        """Compute it from logits[C, V], which may be overwritten."""
+        ...
+
+
+def sum_divergences(source: LogitSource, tensors: Tensors, of_chunk: OfChunk, weights: torch.Tensor | None) -> LossTerms:
+    """Sum a divergence over M rows, a chunk of the student's logits at a time.
+
+    With weights[M] each row's divergence is multiplied by its weight; the count is M all the same.
+    """
     kl: list[torch.Tensor] = []
+    counted: list[int] = []
 
     def terms(logit_pass: LogitPass) -> torch.Tensor:
         losses = [torch.zeros(0, dtype=source.dtype, device=_device(tensors))]
         for rows in logit_pass.chunks:
-            s, t = logit_pass.logits(rows), theirs.logits(rows).to(source.dtype)
-            if s.shape != t.shape:
-                raise LossError(
-                    f"the student has a vocabulary of {s.shape[1]} tokens and its teacher one of {t.shape[1]}: both give a "
-                    "probability to each token, so take a teacher with the student's tokenizer"
-                )
-            loss, forward_kl, slope = _diverged(s, t, beta, slope=logit_pass.needed)
+            loss, forward_kl, slope = of_chunk(logit_pass.logits(rows), rows, slope=logit_pass.needed)
             if weights is not None:
                 shares = weights[rows].to(source.dtype)
                 loss, forward_kl = loss * shares, forward_kl * shares
                 slope = None if slope is None else slope.mul_(shares[:, None])
             losses.append(loss)
             kl.append(forward_kl)
+            counted.append(rows.stop - rows.start)
             if slope is not None:
                 logit_pass.backward(rows, slope)
         return torch.cat(losses)
 
     loss = fused_sum(source, tensors, terms)
-    count = sum(rows.stop - rows.start for rows in theirs.chunks)
-    return LossTerms(loss, count, {"kl": torch.cat(kl).sum() if kl else loss.detach().clone()})
+    return LossTerms(loss, sum(counted), {"kl": torch.cat(kl).sum() if kl else loss.detach().clone()})
 
 
-def _diverged(
-    s: torch.Tensor, t: torch.Tensor, beta: float, *, slope: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+def _diverged(s: torch.Tensor, t: torch.Tensor, beta: float, *, slope: bool) -> Divergence:
     """Compute the divergence of logits[C, V], which are overwritten.
 
     Returns:

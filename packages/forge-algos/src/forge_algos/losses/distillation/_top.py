@@ -7,9 +7,9 @@ import torch
 
 from forge_algos._errors import LossError
 from forge_algos.losses import _check
-from forge_algos.losses._fused_backward import fused_sum
-from forge_algos.losses._rows import Given, LogitPass, LogitSource, Tensors
+from forge_algos.losses._rows import Given, LogitSource, Tensors
 from forge_algos.losses._terms import LossTerms
+from forge_algos.losses.distillation._rows import Divergence, check_beta, sum_divergences
 
 _NONE = -math.inf
 
@@ -67,9 +67,7 @@ def top_distillation_of_rows(
     Raises:
         LossError: β outside [0, 1], or other numbers of rows.
     """
-    _check.number("beta", beta, least=0)
-    if beta > 1:
-        raise LossError(f"beta: a number from 0 to 1 is wanted, not {beta!r}")
+    check_beta(beta)
     (first, *_), number = tensors, len(top.ids)
     assert first is not None
     if len(first) != number or top.ids.shape != top.logps.shape or len(top.rest) != number or top.ids.dim() != 2:
@@ -77,29 +75,14 @@ def top_distillation_of_rows(
             f"the shapes disagree: {len(first)} rows of the student, and of the teacher ids {list(top.ids.shape)}, logps "
             f"{list(top.logps.shape)}, rest {list(top.rest.shape)}"
         )
-    kl: list[torch.Tensor] = []
 
-    def terms(logit_pass: LogitPass) -> torch.Tensor:
-        losses = [torch.zeros(0, dtype=source.dtype, device=first.device)]
-        for rows in logit_pass.chunks:
-            loss, forward_kl, slope = _diverged(logit_pass.logits(rows), top.part(rows), beta, slope=logit_pass.needed)
-            if weights is not None:
-                shares = weights[rows].to(source.dtype)
-                loss, forward_kl = loss * shares, forward_kl * shares
-                slope = None if slope is None else slope.mul_(shares[:, None])
-            losses.append(loss)
-            kl.append(forward_kl)
-            if slope is not None:
-                logit_pass.backward(rows, slope)
-        return torch.cat(losses)
+    def diverged(s: torch.Tensor, rows: slice, *, slope: bool) -> Divergence:
+        return _diverged(s, top.part(rows), beta, slope=slope)
 
-    loss = fused_sum(source, tensors, terms)
-    return LossTerms(loss, number, {"kl": torch.cat(kl).sum() if kl else loss.detach().clone()})
+    return sum_divergences(source, tensors, diverged, weights)
 
 
-def _diverged(
-    s: torch.Tensor, top: TopTokens, beta: float, *, slope: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+def _diverged(s: torch.Tensor, top: TopTokens, beta: float, *, slope: bool) -> Divergence:
     """Compute the divergence of logits[C, V], which are overwritten.
 
     Returns:

@@ -21,7 +21,7 @@ from forge.settings.convert._commands import CALLED, VERL, command_values, neste
 from forge.settings.convert._data import data, rows
 from forge.settings.convert._defaults import add_defaults
 from forge.settings.convert._draft import BESIDE, Draft, plain
-from forge.settings.convert._objective import METHOD_KEYS, methods, online, preferences, verb_of
+from forge.settings.convert._objective import METHOD_KEYS, distillation, methods, online, preferences, verb_of
 from forge.settings.convert._openrlhf import openrlhf
 from forge.settings.convert._run import batch, dtype, length, optimizer, schedule
 from forge.settings.convert._sharding import strategy
@@ -192,7 +192,8 @@ def _finished(draft: Draft) -> Converted:
     library, verb = draft.library, draft.verb
     draft.left = _with_numbers(draft.left, draft.known)
     given = {_setting(key, draft) for key, value in draft.left.items() if value is not None or key in _NO_LIMIT}
-    for take in (methods, batch, length, schedule, optimizer, dtype, adapter, data, rows, preferences, online, strategy):
+    parts = (methods, batch, length, schedule, optimizer, dtype, adapter, data, rows, preferences, distillation, online)
+    for take in (*parts, strategy):
         take(draft)
     for key, value in draft.left.items():
         if (

@@ -117,6 +117,7 @@ def _unread(draft: Draft, name: str) -> bool:
         or (name == "lr_scheduler" and found.get("optimizer") == "schedule_free")
         or (name == "on_overflow" and "max_seq_len" not in found)
         or (name == "kl_estimator" and not found.get("kl_weight"))
+        or (name == "max_new_tokens" and draft.verb == "distill" and not found.get("on_policy"))
     )
 
 

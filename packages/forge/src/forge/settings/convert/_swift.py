@@ -144,7 +144,8 @@ def _verb(left: dict[str, Any], command: Any) -> str:
         ):
             raise RecipeError(
                 "teacher_model: with rlhf_type grpo and no reward_funcs a teacher judges completions that the model samples; "
-                "forge has no such method: forge distill learns from a teacher on the rows' own answers (--verb distill)."
+                "forge has no such method: forge distill learns from a teacher at the model's own completions with on_policy=1 "
+                "(--verb distill)."
             )
         return _RLHF[method]
     if task not in (None, *_TASKS):
@@ -161,9 +162,10 @@ def _verb(left: dict[str, Any], command: Any) -> str:
 
 def _check_distillation(left: dict[str, Any]) -> None:
     """Refuse distillation of which forge has no part."""
-    if not left.get("teacher_model"):
+    if (teacher := left.get("teacher_model")) in (None, "", left.get("model")):
+        given = f"{teacher!r} is the model that learns" if teacher else "is not given"
         raise RecipeError(
-            "teacher_model: is not given: a model that teaches itself, or a server that does, is no teacher of forge distill; "
+            f"teacher_model: {given}: a model that teaches itself, or a server that does, is no teacher of forge distill; "
             "forge sdft teaches a model by itself with demonstrations (--verb sdft)."
         )
 

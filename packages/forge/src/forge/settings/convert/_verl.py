@@ -94,7 +94,10 @@ def _refuse(keys: Keys, estimator: str) -> None:
         losses = ", ".join(["vanilla", *_LOSSES])
         told[f"loss_mode={mode}"] = f"of these there are {losses}; with one of them the rest is converted"
     if keys.get("distillation.enabled"):
-        told["distillation.enabled"] = "a teacher's distribution is learned by `forge distill`, of rows, and by `forge sdft`"
+        told["distillation.enabled"] = (
+            "a teacher's distribution is learned by `forge distill`, on the model's own completions with on_policy=1 and "
+            "beta=1, and by `forge sdft`"
+        )
     turns = f"{_R}.multi_turn"
     several = [f"{turns}.{name}" for name in ("enable", "tool_config_path", "interaction_config_path")]
     asked = [keys.get(name) for name in (*several, "data.tool_config_path")]
