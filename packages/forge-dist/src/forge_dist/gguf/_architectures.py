@@ -80,14 +80,14 @@ def _three_of_four(config: Any) -> list[int]:
 
 
 def _windows(every: int) -> Callable[[Any], list[str]]:
-    """Return the kinds of layers where each `every`th has full attention and the others a window."""
+    """Return the kinds of layers where each `every`th has full attention, the others a window."""
     return lambda config: [
         "sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(config.num_hidden_layers)
     ]
 
 
 def _gemma_scale(largest: int) -> Callable[[Any], float]:
-    """Return Gemma's query_pre_attn_scalar: the width of a head, but for the largest model, told by its layers."""
+    """Return Gemma's query_pre_attn_scalar: the width of a head, but for the largest model."""
     return lambda config: _quotient(config) if config.num_hidden_layers == largest else head_dim(config)
 
 
@@ -195,11 +195,11 @@ ARCHITECTURES = {
         },
         rotary=("default", "yarn"),
         parts={
-            "self_attn.sinks": {"attn_sinks.weight": _whole},
+            "self_attn.sinks": {"attn_sinks.weight": whole},
             "mlp.experts.gate_up_proj": {"ffn_gate_exps.weight": _even_columns, "ffn_up_exps.weight": _odd_columns},
             "mlp.experts.gate_up_proj_bias": {"ffn_gate_exps.bias": _even, "ffn_up_exps.bias": _odd},
             "mlp.experts.down_proj": {"ffn_down_exps.weight": _transposed},
-            "mlp.experts.down_proj_bias": {"ffn_down_exps.bias": _whole},
+            "mlp.experts.down_proj_bias": {"ffn_down_exps.bias": whole},
         },
     ),
     "gemma2": Architecture(

@@ -153,7 +153,11 @@ def _prove_file(
 def _prove_reloaded(
     model: "PreTrainedModel", reloaded: "PreTrainedModel", contents: Contents, path: Path, arch: Architecture
 ) -> None:
-    """Raise ExportError unless the reloaded model has the tensors of `model`, and those that are in the file."""
+    """Compare the reloaded model's tensors with those of `model` and of the file.
+
+    Raises:
+        ExportError: one is not there, or differs.
+    """
     ours, theirs = gguf_tensors(model, arch, path), gguf_tensors(reloaded, arch, path)
     if ours.keys() != theirs.keys() or reloaded.config.tie_word_embeddings != model.config.tie_word_embeddings:
         raise ExportError(f"{path} loads as another model: {sorted(ours.keys() ^ theirs.keys())[:3]}")

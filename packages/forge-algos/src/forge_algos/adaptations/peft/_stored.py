@@ -278,12 +278,16 @@ def _check_biases(model: "PeftModel", stored: StoredAdapter) -> None:
 
 
 def _is_of_base(name: str) -> bool:
-    """Return whether a tensor in a file is a weight of the base, which PEFT writes of an embedding or head that it adapts."""
+    """Tell whether a tensor of a file is the weight of an adapted embedding or head itself."""
     return name.endswith(".base_layer.weight")
 
 
 def _compare_with_base(model: "PeftModel", stored: StoredAdapter, name: str) -> None:
-    """Raise AdapterError where a weight of the base in the file is not the model's; collective on a divided model."""
+    """Compare the base's weights in a file with the model's; collective on a divided model.
+
+    Raises:
+        AdapterError: one differs.
+    """
     from safetensors import safe_open
 
     layer = name.removeprefix(_PREFIX).removesuffix(".base_layer.weight")
