@@ -13,6 +13,7 @@ numbers measured are those of the file. With `--model DIRECTORY` that model lear
 import argparse
 import copy
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,12 @@ def main() -> None:
     lost = {name: found[first][name]["lost"] for name in ("rounded afterwards", "qat")}
     claim = f"what rounding to {first} costs on held-out text without quantization-aware training, over what it costs with it"
     weights = sum(p.numel() for p in start.parameters())
-    sizes = {"model": options.model or "bytes", "steps": steps, "tokens": DOCUMENTS * length, "weights": weights}
+    sizes = {
+        "model": Path(options.model).name if options.model else "bytes",
+        "steps": steps,
+        "tokens": DOCUMENTS * length,
+        "weights": weights,
+    }
     # Trained with the rounding a model may end below the plain one's loss: then nothing is lost.
     ratio, exact = lost["rounded afterwards"] / max(lost["qat"], 1e-5), {"before": round(before, 5), "after": round(exact, 5)}
     emit("qat", claim, ratio, TARGET, toy=options.toy, at=at, sizes=sizes, rate=options.rate, unrounded=exact, kinds=found)

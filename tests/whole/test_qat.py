@@ -213,7 +213,7 @@ def test_its_memory_is_planned(
     [
         ("sft", {"adapter": "lora"}, "qat=q4_0 with adapter=lora: it rounds the weights that train.*or set adapter=none"),
         ("sft", {"adapter": "qlora"}, "qat=q4_0 with adapter=qlora"),
-        ("osft", {}, "qat=q4_0 with adapter=osft.*Leave qat out.$"),
+        ("osft", {}, "qat=q4_0 with adapter=osft.*Leave `qat` out.$"),
         ("sft", {"weights": "bfloat16"}, "qat=q4_0 with weights=bfloat16"),
         ("sft", {"save_dtype": "bfloat16"}, "qat=q4_0 with save_dtype=bfloat16"),
         ("sft", {"tp_size": 2}, "qat=q4_0 with tp_size=2, which divides the rows"),
@@ -250,11 +250,11 @@ def test_models_that_gguf_cannot_hold(given: dict[str, Any], model_dir: Path, tm
     config.hidden_size, config.intermediate_size, config.head_dim = 24, 40, 6
     AutoModelForCausalLM.from_config(config).save_pretrained(narrow)
     for path, said in (
-        (other, r"gpt2: a GPT2LMHeadModel .*, qwen3\b.*\. Leave qat out"),
+        (other, r"gpt2: a GPT2LMHeadModel .*, qwen3\b.*\. Leave `qat` out"),
         (narrow, "no matrix of this model can be"),
     ):
         tokenizer.save_pretrained(path)
-        with pytest.raises(forge.SettingsError, match=f"qat=q4_0 trains for a GGUF file, which this model cannot be: .*{said}"):
+        with pytest.raises(forge.SettingsError, match=f"qat=q4_0 is for a GGUF file, which this model cannot be: .*{said}"):
             forge.sft(**given | {"model_path": str(path)}, ckpt_output_dir=tmp_path / "run")
         assert not (tmp_path / "run").exists()
 

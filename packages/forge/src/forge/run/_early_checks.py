@@ -141,12 +141,12 @@ def _check_qat(task: Task, s: Any) -> None:
     if task.model_task(s) != "causal":
         raise SettingsError(
             f"qat={kind} trains for a GGUF file, and such a file holds a causal language model: forge {task.name} trains "
-            "another. Leave qat out."
+            "another. Leave `qat` out."
         )
     if task.items_are == "prompts":
         raise SettingsError(
             f"qat={kind} with forge {task.name}, whose completions are sampled with the unrounded weights: the model would not "
-            "learn from its own. Leave qat out."
+            "learn from its own. Leave `qat` out."
         )
 
 

@@ -92,7 +92,7 @@ def check_qat_model(s: Any, model_path: str, tokenizer: Any) -> None:
         forge_dist.refuse_gguf(model_path, tokenizer=tokenizer, dtype=kind, where=Path(model_path).name)
     except forge_dist.ModelError as error:
         why = str(error).replace("; use format=hf", "").removesuffix(".")
-        raise SettingsError(f"qat={kind} trains for a GGUF file, which this model cannot be: {why}. Leave qat out.") from error
+        raise SettingsError(f"qat={kind} is for a GGUF file, which this model cannot be: {why}. Leave `qat` out.") from error
 
 
 def rounded_weights(s: Any, model: Any, report: Reporter) -> forge_algos.QuantizedWeights | None:

@@ -43,12 +43,12 @@ def check_qat(s: Any) -> None:
     if s.adapter.adapter != "none":
         raise SettingsError(
             f"qat={kind} with {chosen}: it rounds the weights that train, and what a file of {kind} would round is their sum "
-            f"with those of the base, which no step computes with. Leave qat out{_or_set(s.adapter, 'none')}."
+            f"with those of the base, which no step computes with. Leave `qat` out{_or_set(s.adapter, 'none')}."
         )
     if s.device.weights != "float32":
         raise SettingsError(
             f"qat={kind} with weights={s.device.weights}, which has not all numbers of a file of {kind}: the model would "
-            "compute with others. Leave weights out."
+            "compute with others. Leave `weights` out."
         )
     if s.checkpoints.save_dtype not in (None, "float32"):
         raise SettingsError(
@@ -58,7 +58,7 @@ def check_qat(s: Any) -> None:
     if getattr(s.objective, "reference", None) == "moving":
         raise SettingsError(
             f"qat={kind} with reference=moving: the reference begins as the model, which computes with rounded weights, and "
-            "the average that it becomes is not rounded. Leave reference out."
+            "the average that it becomes is not rounded. Leave `reference` out."
         )
     if share := getattr(s.objective, "on_policy", 0):
         raise SettingsError(
