@@ -253,6 +253,19 @@ def label_of_a_role(rng, row):
     return f"messages[{at}].content"
 
 
+@defect("straddling_token", "warn")
+def stretch_behind_a_blank(rng, row):
+    at, first, last = reply(row, rng), words(rng), f"capital {words(rng)}"
+    row["messages"][at]["content"] = f"{first} {last}"
+    if rng.random() < 0.5:
+        parts = ((first + " ", False), (last, True))
+        row["messages"][at]["content"] = [{"type": "text", "text": text, "train": train} for text, train in parts]
+    else:
+        detail = {"begin_offset": len(first) + 1, "end_offset": len(first) + len(last), "train": True}
+        row["messages"][at]["train_detail"] = [detail]
+    return f"messages[{at}].content"
+
+
 @defect("broken_unicode", "warn")
 def lost_characters(rng, row):
     at = rng.randrange(len(row["messages"]))

@@ -278,3 +278,17 @@ def test_a_rank_that_torchrun_ends_says_nothing(
     monkeypatch.setattr(_cli, "check_words", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     assert _cli.main(["sft", "--model-path", "m"]) == 143
     assert capsys.readouterr().err == printed
+
+
+def test_a_copy_of_a_recipe_goes_where_nothing_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A directory that is missing, or a file, is named as such; a link to nothing stays."""
+    (tmp_path / "link.yaml").symlink_to(tmp_path / "gone")
+    (tmp_path / "file").write_text("")
+    for place, said in (
+        ("none/mine.yaml", f"{tmp_path / 'none'} does not exist. Make that directory, or give another file."),
+        ("file/mine.yaml", f"{tmp_path / 'file'} is no directory. Make that directory, or give another file."),
+        ("link.yaml", "exists already, and nothing is written over it. Give another file."),
+    ):
+        assert _cli.main(["recipes", "cp", "sft", str(tmp_path / place)]) == 2
+        assert capsys.readouterr().err == f"forge: {tmp_path / place}: {said}\n"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["file", "link.yaml"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import forge_dist
@@ -21,8 +22,11 @@ def write_new_file(file: str | Path, text: str, *, argument: str = "") -> Path:
 
     """
     target = Path(file).expanduser()
-    if target.exists():
+    if os.path.lexists(target):
         raise RunDirectoryError(f"{argument}{target}: exists already, and nothing is written over it. Give another file.")
+    if not target.parent.is_dir():
+        what = "is no directory" if os.path.lexists(target.parent) else "does not exist"
+        raise RunDirectoryError(f"{argument}{target}: {target.parent} {what}. Make that directory, or give another file.")
     try:
         forge_dist.write_text_atomically(target, text)
     except forge_dist.ForgeDistError as error:

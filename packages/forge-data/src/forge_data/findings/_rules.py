@@ -147,6 +147,11 @@ RULES: dict[str, Rule] = {
         "characters that were lost or read in the wrong encoding; half a surrogate pair (stop) no tokenizer takes",
         "read the source in its own encoding and write it anew as UTF-8",
     ),
+    "straddling_token": Rule(
+        WARN,
+        "a token that has characters of a learned stretch and of one that is not, and is not learned (train_detail, parts)",
+        "let the learned stretch begin before the blank, as tokens do",
+    ),
     "missing_eos": Rule(
         WARN,
         "the row's last learned token ends no turn, so it does not teach the model to stop",

@@ -1,9 +1,20 @@
 """Learned stretches of a message's content → what of its text is not learned."""
 
-from forge_data.chat_template._trace import Trace
-from forge_data.formats._samples import Ranges
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from forge_data.chat_template._trace import Run, Trace
+from forge_data.formats._samples import Note, Ranges
 from forge_data.masking._as_prompted import TurnEnds
 from forge_data.masking._spans import Turns
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_SHOWN = 3
+"""Tokens that a note shows."""
 
 
 def masked_of(
@@ -49,3 +60,45 @@ def masked_of(
                 at = last
         masked.append((at, end))
     return [(start, stop) for start, stop in masked if start < stop]
+
+
+def without_masked(
+    text: str,
+    runs: Sequence[Run],
+    masked: Sequence[tuple[int, int]],
+    offsets: "NDArray[np.int64]",
+    trained: "NDArray[np.bool_]",
+) -> tuple["NDArray[np.bool_]", list[Note]]:
+    """Take the tokens that hold a masked character out of those that are learned.
+
+    Noted is, for each message, what straddles a border.
+
+    Args:
+        text: the text.
+        runs: which message wrote which of its characters.
+        masked: characters of which no token is learned.
+        offsets: int64[S, 2], of the text's tokens.
+        trained: bool[S], those that are learned otherwise.
+    """
+    inside = np.zeros(len(text) + 2, dtype=np.int64)
+    for start, stop in masked:
+        inside[start + 1 : stop + 1] = 1
+    before, (begins, ends) = inside.cumsum(), offsets.T
+    held, size = before[ends] - before[begins], ends - begins
+    # A token that stands for no character is masked with those on both sides.
+    hidden = (held > 0) | ((size == 0) & (inside[begins] > 0) & (inside[begins + 1] > 0))
+    lost: dict[int, list[str]] = {}
+    for at in np.flatnonzero(trained & (held > 0) & (held < size)).tolist():
+        start, stop = offsets[at].tolist()
+        owner = next((owner for first, last, owner in runs if first < stop and start < last and owner >= 0), -1)
+        lost.setdefault(owner, []).append(text[start:stop])
+    notes = [
+        Note(
+            "straddling_token",
+            f"messages[{owner}].content",
+            f"not learned for a border within them: {', '.join(map(repr, tokens[:_SHOWN]))}"
+            + (f" and {len(tokens) - _SHOWN} more" if len(tokens) > _SHOWN else ""),
+        )
+        for owner, tokens in lost.items()
+    ]
+    return trained & ~hidden, notes

@@ -21,6 +21,7 @@ from forge_data.masking._conversation import Conversation, ConversationReader
 from forge_data.masking._frames import Frame
 from forge_data.masking._layouts import allows
 from forge_data.masking._loss_mask import Span, trained_in_order, trained_tokens
+from forge_data.masking._partly import without_masked
 from forge_data.masking._segments import segments
 from forge_data.masking._train_on import answer_alone, learned_parts, with_stretches
 from forge_data.media._load import load_processor
@@ -212,7 +213,8 @@ class Encoder:
             if isinstance(job, _Done):
                 singles.append((job.example, job.notes, ()))
             else:
-                singles.append((next(of_chats if job.ends_from is None else of_texts), job.notes, job.forms))
+                example, notes = next(of_chats if job.ends_from is None else of_texts)
+                singles.append((example, (*job.notes, *notes), job.forms))
         encoded, left = [], iter(singles)
         for sample, count in zip(pending.samples, pending.counts, strict=True):
             examples, notes, forms = zip(*[next(left) for _ in range(count)], strict=True)
@@ -304,7 +306,7 @@ class Encoder:
         ended = self._ended([job], ids, offsets, [len(ids)])
         # The processor writes no EOS where it is given one text.
         media = attrs.evolve(media, ids=np.append(media.ids, ended.ids[len(ids) :]))
-        (example,) = self._examples([attrs.evolve(job, media=media)], *ended)
+        ((example, _),) = self._examples([attrs.evolve(job, media=media)], *ended)
         return _Done(example, tuple(notes))
 
     def _job(self, part: Text | Document) -> _Job:
@@ -364,19 +366,23 @@ class Encoder:
         ((every, roles),) = segments(places, [len(trained)], [[(0, 1, 0)]], [("tokens",)])
         return with_weights(TokenizedExample.from_mask(part.input_ids, trained, every, roles), row_weights(part))
 
-    def _examples(self, jobs: list[_Job], ids: _Ids, offsets: _Offsets, sizes: list[int]) -> list[TokenizedExample]:
-        """Make examples of the tokens of texts, one text after the other."""
+    def _examples(
+        self, jobs: list[_Job], ids: _Ids, offsets: _Offsets, sizes: list[int]
+    ) -> list[tuple[TokenizedExample, list[Note]]]:
+        """Make examples of the tokens of texts, one text after the other, with what was noted of them."""
         if not jobs:
             return []
         bounds = list(pairwise([0, *np.cumsum(sizes).tolist()]))
         trained = self._trained(jobs, ids, offsets, sizes, bounds)
-        for job, (first, last) in zip(jobs, bounds, strict=True):
+        notes: list[list[Note]] = [[] for _ in jobs]
+        for number, (job, (first, last)) in enumerate(zip(jobs, bounds, strict=True)):
             if job.whole:
                 trained[first:last] = True
             elif job.ends_from is not None:
                 trained[last - 1] = True
-            for start, stop in job.masked:
-                trained[first:last] &= ~((offsets[first:last, 0] < stop) & (offsets[first:last, 1] > start))
+            if job.masked:
+                own, learned = offsets[first:last], trained[first:last]
+                trained[first:last], notes[number] = without_masked(job.text, job.runs, job.masked, own, learned)
         media: list[tuple[Media, ...]] = [()] * len(jobs)
         for number, (job, (first, last)) in enumerate(zip(jobs, bounds, strict=True)):
             if job.media is not None:
@@ -389,10 +395,11 @@ class Encoder:
             TokenizedExample(ids[first:last], labels[first:last], spans, roles, None, shown)
             for (first, last), (spans, roles), shown in zip(bounds, found, media, strict=True)
         ]
-        return [
+        examples = [
             example if job.weights is None else weighed(example, offsets[first:last, 0], job.runs, job.weights)
             for example, job, (first, last) in zip(examples, jobs, bounds, strict=True)
         ]
+        return list(zip(examples, notes, strict=True))
 
     def _trained(
         self, jobs: list[_Job], ids: _Ids, offsets: _Offsets, sizes: list[int], bounds: list[tuple[int, int]]
