@@ -177,7 +177,10 @@ def _with_shape(settings: AdapterSettings, stored: StoredAdapter) -> AdapterSett
                 f"{stored.as_setting(name, given)}: the adapter in adapter_path {stored.folder} has {stored.said(name)}: "
                 f"leave {name} out"
             )
-    return attrs.evolve(settings, **{name: value for name, value in stored.shape.items() if value is not None})
+    try:
+        return attrs.evolve(settings, **{name: value for name, value in stored.shape.items() if value is not None})
+    except ValueError as error:
+        raise AdapterError(f"adapter_path {stored.folder}: {error}") from error
 
 
 def _config(stored: StoredAdapter, settings: AdapterSettings, task_type: str | None) -> Any:
