@@ -1,4 +1,4 @@
-"""What of a stored adapter is the base's own: weights of layers that it adapts, and biases that it trains."""
+"""Weights and biases of the base in a stored adapter: compared with the model's, or trained."""
 
 from typing import TYPE_CHECKING, Any
 
