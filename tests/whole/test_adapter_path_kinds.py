@@ -238,6 +238,11 @@ def test_a_lora_of_plain_peft(option: str, model_dir: Path, folder: Path, tmp_pa
     assert first == pytest.approx(peft_loss(model_dir, tmp_path / "peft", tmp_path / "whole"), rel=1e-5)
     assert abs(held_out(tmp_path / "whole", "eval_kl_base")[0]) < 1e-6
     assert "could not be compared" not in log_of(tmp_path / "whole")
+    if option == "pissa":
+        with pytest.raises(forge.SettingsError, match="adapter_path .*lora_fa=True: the one trains A") as caught:
+            run_verb("sft", {**whole, "lora_fa": True, "ckpt_output_dir": str(tmp_path / "refused")})
+        assert caught.value.exit_status == 2
+        assert not (tmp_path / "refused").exists()
     halves = {**whole, "ckpt_output_dir": str(tmp_path / "halves")}
     run_verb("sft", {**halves, "max_steps": 2})
     other = Path(run_verb("sft", halves)["model_dir"])

@@ -170,7 +170,7 @@ def vocabulary(model: nn.Module) -> int | None:
 
 
 def trained_biases(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return by name the base's biases that PEFT trains (`bias` of its configuration)."""
+    """Return the base's biases that PEFT trains with an adapter, by name: its setting `bias`."""
     if all(getattr(config, "bias", "none") == "none" for config in getattr(unwrap(model), "peft_config", {}).values()):
         return {}
     named = {name: parameter for name, parameter in model.named_parameters() if name.endswith(".bias")}

@@ -179,7 +179,10 @@ def with_adapter(s: Any) -> Any:
                 f"{stored.said(name)}. Leave {name} out."
             )
         if value is not None:
-            s = s.resolved(name, value, "that of adapter_path")
+            try:
+                s = s.resolved(name, value, "that of adapter_path")
+            except ValueError as error:
+                raise SettingsError(f"adapter_path {stored.folder}: {error}.") from error
     return s
 
 

@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from forge_algos._counted import counted
 from forge_algos._errors import AdapterError
 from forge_algos._experts import expert_stacks
-from forge_algos._modules import trained_biases
 from forge_algos.adaptations.base._adaptation import Adaptation, Context
 from forge_algos.adaptations.base._modalities import Parts
 from forge_algos.adaptations.base._targets import is_linear, resolve_targets
@@ -39,9 +37,10 @@ from forge_algos.adaptations.peft._dora import dora_attached
 from forge_algos.adaptations.peft._experts import keep_order
 from forge_algos.adaptations.peft._input_casts import follow_autocast
 from forge_algos.adaptations.peft._limits import check_layers
-from forge_algos.adaptations.peft._lora_init import Lora, whole_weight
+from forge_algos.adaptations.peft._lora_init import Lora
 from forge_algos.adaptations.peft._lora_patterns import alphas_of, ranks_of
 from forge_algos.adaptations.peft._prompts import described_tokens, with_virtual_tokens
+from forge_algos.adaptations.peft._stored_base import PREFIX, check_biases, compare_with_base, is_of_base
 from forge_algos.adaptations.peft._stored_subtracted import (
     check_subtracted,
     double,
@@ -55,7 +54,6 @@ from forge_algos.settings._adapter_table import ADAPTERS
 if TYPE_CHECKING:
     from peft import PeftModel
 
-_PREFIX = "base_model.model."
 _TOKENS = "prompt_embeddings"
 """Tensor of a prefix or prompt in its file."""
 _OF_THE_MODEL = ("num_layers", "token_dim", "num_attention_heads", "num_transformer_submodules")
@@ -87,7 +85,7 @@ def attach_stored(model: nn.Module, settings: AdapterSettings, context: Context)
     modules = dict(model.named_modules())
     holders = _holders(shapes, modules)
     linear = [name for name in holders if is_linear(modules[name])]
-    ranks = {name: shapes[f"{_PREFIX}{name}.lora_A.weight"][0] for name in linear if f"{_PREFIX}{name}.lora_A.weight" in shapes}
+    ranks = {name: shapes[f"{PREFIX}{name}.lora_A.weight"][0] for name in linear if f"{PREFIX}{name}.lora_A.weight" in shapes}
     wanted = _Wanted.of(model, settings, context.parts)
     if settings.subtracts:
         check_subtracted(model, settings, config, ranks, holders)
@@ -109,7 +107,7 @@ def attach_stored(model: nn.Module, settings: AdapterSettings, context: Context)
         trained_rows.readable(model, beside),
     ):
         attached: Any = attached_by(model, config)
-    _check_biases(attached, stored)
+    check_biases(attached, stored)
     _compare(attached, stored, shapes)
     keep_order(attached, sorted(getattr(attached.base_model, "targeted_parameter_names", ())))
     trained_rows.prepare(attached)
@@ -166,7 +164,7 @@ def _holders(names: Iterable[str], modules: Mapping[str, nn.Module]) -> list[str
     """Return the full names of the base's modules to which tensors of an adapter belong."""
     found: dict[str, None] = {}
     for name in names:
-        holder = own = name.removeprefix(_PREFIX)
+        holder = own = name.removeprefix(PREFIX)
         while holder and holder not in modules:
             holder = holder.rpartition(".")[0]
         own = own.removeprefix(f"{holder}.")
@@ -185,7 +183,10 @@ def _with_shape(settings: AdapterSettings, stored: StoredAdapter) -> AdapterSett
                 f"{stored.as_setting(name, given)}: the adapter in adapter_path {stored.folder} has {stored.said(name)}: "
                 f"leave {name} out"
             )
-    return attrs.evolve(settings, **{name: value for name, value in stored.shape.items() if value is not None})
+    try:
+        return attrs.evolve(settings, **{name: value for name, value in stored.shape.items() if value is not None})
+    except ValueError as error:
+        raise AdapterError(f"adapter_path {stored.folder}: {error}") from error
 
 
 def _config(stored: StoredAdapter, settings: AdapterSettings, task_type: str | None) -> Any:
@@ -234,7 +235,7 @@ def _shapes(stored: StoredAdapter) -> dict[str, tuple[int, ...]]:
 def _compare(model: "PeftModel", stored: StoredAdapter, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise AdapterError where the file is not the adapter that was attached, tensor for tensor."""
     expected = {name: tuple(tensor.shape) for name, tensor in _tensors(model).items()}
-    given = _as_now(model, {name: shape for name, shape in shapes.items() if not _is_of_base(name)})
+    given = _as_now(model, {name: shape for name, shape in shapes.items() if not is_of_base(name)})
     if _is_outline(model):
         # It may have fewer layers than its model.
         kinds = {_numberless(name) for name in expected}
@@ -254,62 +255,8 @@ def _compare(model: "PeftModel", stored: StoredAdapter, shapes: Mapping[str, tup
         raise AdapterError(
             f"{where}: {name}{_more(differing)} is {list(given[name])} there, and {list(expected[name])} here. {remedy}"
         )
-    for name in filter(_is_of_base, shapes):
-        _compare_with_base(model, stored, name)
-
-
-def _check_biases(model: "PeftModel", stored: StoredAdapter) -> None:
-    """Raise AdapterError where trained biases of the base are divided, quantized or rounded."""
-    config: Any = model.peft_config["default"]
-    setting, biases = getattr(config, "bias", "none"), trained_biases(model)
-    if setting != "none" and not biases:
-        config.bias = "none"  # the base has none, and PEFT would warn of them where the adapter is switched off
-    for name, bias in biases.items():
-        holder: Any = model.get_submodule(name.rpartition(".")[0])
-        weight = getattr(holder, "weight", bias)
-        where = f"adapter_path {stored.folder}: bias={setting!r} in its {CONFIG} trains biases of the base"
-        if isinstance(bias, DTensor) or hasattr(bias, "ds_id") or not bias.numel() or (0 in bias.stride() and not bias.is_meta):
-            raise AdapterError(f"{where}, which the strategy divides over ranks: use one process, or strategy=ddp")
-        if not weight.is_floating_point() or hasattr(weight, "quant_state"):
-            raise AdapterError(f"{where}, beside codes that round them: use adapter=lora")
-        if bias.dtype != torch.float32:
-            kind = str(bias.dtype).removeprefix("torch.")
-            raise AdapterError(f"{where}, which are held in {kind} here, where small steps are lost: set dtype=float32")
-
-
-def _is_of_base(name: str) -> bool:
-    """Tell whether a tensor of a file is the weight of an adapted embedding or head itself."""
-    return name.endswith(".base_layer.weight")
-
-
-def _compare_with_base(model: "PeftModel", stored: StoredAdapter, name: str) -> None:
-    """Compare the base's weights in a file with the model's; collective on a divided model.
-
-    Raises:
-        AdapterError: one differs.
-    """
-    from safetensors import safe_open
-
-    layer = name.removeprefix(_PREFIX).removesuffix(".base_layer.weight")
-    base: Any = model.get_base_model().get_submodule(layer).base_layer
-    if base.weight.is_meta:
-        return
-    if not base.weight.numel() or hasattr(base.weight, "ds_id") or 0 in base.weight.stride():
-        raise AdapterError(
-            f"adapter_path {stored.folder}: it holds the weight of {layer} too, and strategy=hsdp and zero3 have the model's "
-            "nowhere whole to compare: use strategy=fsdp2, ddp or zero2"
-        )
-    with safe_open(str(stored.folder / WEIGHTS), "pt") as file:
-        theirs = file.get_tensor(name)
-    ours = whole_weight(base).cpu()
-    # Whichever of both was rounded when it was loaded.
-    least = min(theirs.dtype, base.weight.dtype, key=lambda dtype: dtype.itemsize)
-    if theirs.shape != ours.shape or not torch.equal(theirs.to(least), ours.to(least)):
-        raise AdapterError(
-            f"adapter_path {stored.folder}: it trains {layer} by low-rank factors and holds that layer's own weight too, which "
-            "is another one than in model_path: merge it (forge export --merge or PEFT's merge_and_unload) and begin another "
-            "adapter"
-        )
+    for name in filter(is_of_base, shapes):
+        compare_with_base(model, stored, name)
 
 
 def _tensors(model: "PeftModel") -> Mapping[str, torch.Tensor]:
@@ -371,7 +318,7 @@ def _load(model: "PeftModel", stored: StoredAdapter, *, halved: bool = False) ->
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
-    tensors = {name: tensor for name, tensor in load_file(stored.folder / WEIGHTS).items() if not _is_of_base(name)}
+    tensors = {name: tensor for name, tensor in load_file(stored.folder / WEIGHTS).items() if not is_of_base(name)}
     if halved:
         tensors = with_second_halves(tensors, _tensors(model))
     with warnings.catch_warnings():
