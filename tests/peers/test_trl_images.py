@@ -102,7 +102,11 @@ def answers(number: int) -> list[dict[str, Any]]:
 DATA = {"sft": rows, "dpo": pairs, "kto": answers}
 
 
-@pytest.mark.parametrize(("verb", "every_part"), [*((verb, False) for verb in DATA), ("sft", True), ("dpo", True)])
+# Which parts train is no matter of the loss: with pairs in the lane.
+CASES = [*((verb, False) for verb in DATA), ("sft", True), pytest.param("dpo", True, marks=pytest.mark.lane)]
+
+
+@pytest.mark.parametrize(("verb", "every_part"), CASES)
 def test_three_steps(verb: str, every_part: bool, tmp_path: Path) -> None:
     """The order of forge's plan, one micro-batch a step, clipping, AdamW: loss and gradient norm to 1e-5.
 
@@ -201,7 +205,7 @@ def score(ids: Any) -> float:
     return sum(map(int, ids)) % 97 / 97
 
 
-@pytest.mark.parametrize("verb", ["grpo", "rloo"])
+@pytest.mark.parametrize("verb", ["grpo", pytest.param("rloo", marks=pytest.mark.lane)])
 def test_given_completions(verb: str, tmp_path: Path) -> None:
     """Steps on recorded completions of prompts with one image and with two, beside a KL: loss and gradient norm to 1e-4."""
     from transformers import AutoTokenizer

@@ -66,8 +66,8 @@ CASES = [
     for name in ADAPTERS
 ]
 # In one process each, and with pairs in front of the tokens and in the weights' place; beside the weights is in test_verbs.py.
-# Of PEFT's tuners that differ by their layers alone, one; they are compared with plain PEFT in forge-algos.
-ALIKE = ("hra", "loha", "lokr", "miss", "randlora", "fourierft", "c3a")
+# Of PEFT's tuners that differ by their layers or their scale alone, one; they are compared with plain PEFT in forge-algos.
+ALIKE = ("rslora", "hra", "loha", "lokr", "miss", "randlora", "fourierft", "c3a")
 ALONE = [*(("sft", name) for name in ADAPTERS if name not in ALIKE), *(("dpo", name) for name in ("prefix", "osft"))]
 # Of two ranks: forms of weights that are divided (no module of the model, projected). LoRA is below, and quantised weights are
 # in forge-dist/loading/test_quantization.py.

@@ -200,7 +200,10 @@ def test_what_is_no_adapter_here(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("kind", ["rslora", "dora", pytest.param("qlora", marks=needs_bitsandbytes)])
+# RsLoRA is LoRA with another scale.
+@pytest.mark.parametrize(
+    "kind", ci_keeps(["dora", "qlora"], ["rslora", "dora", pytest.param("qlora", marks=needs_bitsandbytes)])
+)
 def test_other_kinds(kind: str, model_dir: Path, folder: Path, tmp_path: Path) -> None:
     """Each goes on where it ended, which is what kl_base measures from."""
     given = {**settings_of("sft", model_dir, folder), **LORA, "adapter": kind, "lora_r": 4}

@@ -28,6 +28,7 @@ from forge.memory._forecast import Rehearsed, plan_of
 from forge.memory._plans import PLANNING
 from forge.run import _memory, _prepare
 
+from ..lanes import ci_keeps
 from .conftest import write_rows
 from .verbs import VERBS, settings_of
 
@@ -208,7 +209,7 @@ def mib(text: str, pattern: str) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("with_an_adapter")
-@pytest.mark.parametrize("steps", ["1", "2"])
+@pytest.mark.parametrize("steps", ci_keeps(["2"], ["1", "2"]))
 def test_a_plan_left_open_is_that_with_the_same_tokens(
     steps: str, given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -426,7 +427,7 @@ def test_the_longest_sample_is_the_least_that_is_chosen(roomy: dict[str, Any], t
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("tokens_alone")
-@pytest.mark.parametrize("more", [{}, {"max_tokens_per_gpu": 90}])
+@pytest.mark.parametrize("more", ci_keeps([{}], [{}, {"max_tokens_per_gpu": 90}]))
 def test_fewer_tokens_hold_virtual_tokens_too(
     more: dict[str, Any], model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,7 +135,7 @@ SINGLE = "the model's processor makes arrays that are not joined"
         ({}, False),
         ({"reference": "live", "packing": "off"}, True),
         pytest.param({}, True, marks=pytest.mark.lane),
-        pytest.param({"loss_type": "apo_zero_unpaired"}, False, marks=pytest.mark.slow),
+        pytest.param({"loss_type": "apo_zero_unpaired"}, False, marks=[pytest.mark.slow, pytest.mark.lane]),
     ],
 )
 def test_losses_are_those_of_plain_transformers(
@@ -190,7 +190,7 @@ def test_other_references(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ci_keeps(["fsdp2"], ["ddp", "fsdp2"]))
+@pytest.mark.parametrize("strategy", ci_keeps([], ["ddp", "fsdp2"]))
 def test_two_ranks(strategy: str, given: dict[str, Any], tmp_path: Path) -> None:
     """Divided it trains as on one rank, also where a rank's rows have no images, or it has none in the end."""
     data = pictures.rated(tmp_path, 12, images=2)
@@ -198,6 +198,7 @@ def test_two_ranks(strategy: str, given: dict[str, Any], tmp_path: Path) -> None
     assert_two_ranks_as_one("kto", settings, tmp_path, ("loss", "kl", "grad_norm", "eval_loss", "eval_kl"), absolute=1e-6)
 
 
+@pytest.mark.lane
 @pytest.mark.slow
 def test_a_killed_run(given: dict[str, Any], whole: Path, tmp_path: Path) -> None:
     """Killed in its second step and started again it ends with the same bits."""

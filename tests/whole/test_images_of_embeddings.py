@@ -251,6 +251,7 @@ def test_two_ranks(name: str, strategy: str, saved: Callable[[str], Path], tmp_p
     assert_two_ranks_as_one("embed", settings, tmp_path, ("loss", "mrr", "grad_norm", "eval_loss"))
 
 
+@pytest.mark.lane
 @pytest.mark.slow
 def test_a_killed_run(given: dict[str, Any], tmp_path: Path) -> None:
     """Killed in its second step and started again it ends with the same bits."""

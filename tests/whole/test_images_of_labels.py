@@ -197,6 +197,7 @@ def test_two_ranks(strategy: str, given: dict[str, Any], tmp_path: Path) -> None
     assert_two_ranks_as_one("classify", settings, tmp_path, ("loss", "accuracy", "grad_norm", "eval_loss"))
 
 
+@pytest.mark.lane
 @pytest.mark.slow
 def test_a_killed_run(given: dict[str, Any], tmp_path: Path) -> None:
     """Killed in its second step and started again it ends with the same bits."""

@@ -65,7 +65,7 @@ OTHER = {"reference_path": "TEACHER"}
 @pytest.mark.parametrize(
     ("verb", "more"),
     ci_keeps(
-        [("dpo", OTHER), ("grpo", {})],
+        [("grpo", {})],
         [
             *(("dpo", each) for each in ({}, OTHER, {"adapter": "lora"})),
             ("kto", {}),
@@ -134,7 +134,7 @@ def test_it_begins_as_another_model(alone: Any, model_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("verb", "strategy", "more"),
     ci_keeps(
-        [("dpo", "fsdp2", OTHER), ("grpo", "fsdp2", {})],
+        [("dpo", "fsdp2", OTHER)],
         [
             *(("dpo", each, {}) for each in ("ddp", "fsdp2", "fsdp2 tp_size", "fsdp2 cp_size")),
             *(("dpo", each, OTHER) for each in ("ddp", "fsdp2", "fsdp2 tp_size", "fsdp2 cp_size")),

@@ -197,14 +197,13 @@ def test_distill(name: str, lora: bool, saved: Callable[[str], Path], tmp_path: 
     [
         ("grpo", "llava-next", False),
         ("ppo", "gemma3", False),
-        ("rloo", "llava-before-last", True),
         *(
             pytest.param(*case, marks=pytest.mark.lane)
             for case in (
                 *(("grpo", name, False) for name in ("gemma3", "idefics2", "mllama")),
                 *((verb, name, False) for verb in ("rloo", "ppo") for name in ("llava-next", "idefics2", "mllama")),
                 ("rloo", "gemma3", False),
-                *((verb, "llava-before-last", True) for verb in ("grpo", "ppo")),
+                *((verb, "llava-before-last", True) for verb in ("grpo", "rloo", "ppo")),
             )
         ),
     ],

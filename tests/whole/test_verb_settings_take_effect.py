@@ -223,6 +223,8 @@ REPEATED = [
     *(("rloo", name) for name in ("on_equal_rewards", "max_resamples", "min_group_reward", "max_group_reward")),
     *(("kto", name) for name in ("reference", "reference_path", "reference_sync_steps", "reference_mixup")),
     *((verb, "normalize") for verb in ("orpo", "simpo", "kto")),
+    *(("sdft", name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")),
+    *(("grpo", name) for name in ("reference_sync_steps", "reference_mixup")),
 ]
 """What a verb has from the same group or code as another, where CI tries it: grpo, dpo, and dpo and reward."""
 REWARDS = """

@@ -180,7 +180,7 @@ def scratch(tmp_path):
         yield Path(folder)
 
 
-@pytest.mark.parametrize(("stride", "number"), ci_keeps([(4, 5)], [(4, 5), (1, 15)]))
+@pytest.mark.parametrize(("stride", "number"), ci_keeps([(7, 5)], [(7, 5), (1, 15)]))
 def test_a_kill_leaves_a_whole_one(scratch, stride, number):
     """A run that tidies up, saves, replaces and deletes is killed at its file operations, then at random moments.
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ...ranks import run_on_ranks
 
 _ASKED = """
 import json, sys
@@ -155,13 +160,20 @@ json.dump(found, sys.stdout)
 """
 
 
+def ran(code: str, *words: str) -> Any:
+    """Run a script in this process, and return what it printed; in a rank, which has imported most of it."""
+    sys.argv[1:] = words
+    warnings.simplefilter("ignore")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {"__name__": "__main__"})
+    return json.loads(printed.getvalue())
+
+
 @pytest.mark.slow
 def test_answers_are_drawn_as_asked(model_dir: Path) -> None:
     """By the request's seed whoever asks beside, to its stop string, within the context, until nobody waits or Ctrl-C."""
     pytest.importorskip("fastapi")
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", _DRAWN, str(model_dir)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
+    (found,) = run_on_ranks(ran, 1, _DRAWN, str(model_dir), joined=False)
     first, second, again = found["seeds"]
     assert first == again != second
     assert first != found["likeliest"] != found["penalized"]
@@ -243,8 +255,8 @@ def test_bad_requests_are_answered_with_what_is_wrong() -> None:
     """Status 400 and OpenAI's error object, where transformers' server answers 500; a model is known by its short name."""
     pytest.importorskip("fastapi")
     pytest.importorskip("PIL")
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", _BAD], capture_output=True, text=True, check=True)
-    (none, image, text, *named, other, own, resolved, written) = json.loads(done.stdout)
+    (found,) = run_on_ranks(ran, 1, _BAD, joined=False)
+    (none, image, text, *named, other, own, resolved, written) = found
     assert none == [400, "messages: nothing came; give a list of messages"]
     assert image[0] == text[0] == 400
     assert image[1].startswith("messages[0].content[0].image_url: 'data:image/png;base64,@@@' is no image that can be read")

@@ -198,7 +198,8 @@ def lara(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", [2, 3])
+# On three ranks shards are of unlike shapes too.
+@pytest.mark.parametrize("world_size", ci_keeps([3], [2, 3]))
 def test_what_transformers_divides_wrongly_computes_as_in_one_process(world_size, falcon_h1, zamba, kimi, hrm, lara):
     """Falcon-H1's factors, which transformers leaves unset in shards; Zamba's shared block, which it puts into the groups of
     both layers: it is in the root's, and what else those layers have is in groups of its own; Kimi-Linear's convolutions and
