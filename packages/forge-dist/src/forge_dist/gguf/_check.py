@@ -153,7 +153,7 @@ def _prove_file(
 def _prove_reloaded(
     model: "PreTrainedModel", reloaded: "PreTrainedModel", contents: Contents, path: Path, arch: Architecture
 ) -> None:
-    """Raise ExportError unless the reloaded model has the tensors of `model`, and those that are in the file."""
+    """Raise ExportError unless the reloaded model has the tensors of the file."""
     ours, theirs = gguf_tensors(model, arch, path), gguf_tensors(reloaded, arch, path)
     if ours.keys() != theirs.keys() or reloaded.config.tie_word_embeddings != model.config.tie_word_embeddings:
         raise ExportError(f"{path} loads as another model: {sorted(ours.keys() ^ theirs.keys())[:3]}")

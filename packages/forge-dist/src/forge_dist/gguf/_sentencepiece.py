@@ -67,7 +67,8 @@ def sentencepiece_fields(backend: Mapping[str, Any], tokens: list[str], kinds: l
 def sentencepiece_reader(fields: Mapping[str, Any]) -> Callable[[str], list[int]]:
     """Return what readers do with a text, by its fields.
 
-    They split it at special tokens, then merge the neighbours with the best score. Without the tokens that they put before and after a text.
+    They split it at special tokens, then merge the neighbours with the best score. Without the tokens that they put before
+    and after a text.
     """
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     scores = fields["tokenizer.ggml.scores"]
