@@ -161,8 +161,11 @@ def tokenizer_of(rule="gpt-2", size=390, begins=False):
     return fast
 
 
-def pieces_tokenizer(prefix=False, size=390):
-    """A tokenizer as those of Gemma (or with `prefix`, Llama 2): sentencepiece's BPE, unknown characters as bytes."""
+def pieces_tokenizer(prefix=False, size=390, metaspace=None):
+    """A tokenizer as those of Gemma: sentencepiece's BPE, unknown characters as bytes.
+
+    With `prefix` as Llama 2's own, with `metaspace` as transformers makes that.
+    """
     from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
     special = ["<|begin|>", "<|im_end|>", "<|im_start|>"]
@@ -176,7 +179,10 @@ def pieces_tokenizer(prefix=False, size=390):
     merges = [tuple(merge) for merge in learned["merges"]]
     made = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges, byte_fallback=True, fuse_unk=True))
     steps = [normalizers.Prepend("\u2581")] if prefix else []
-    made.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "\u2581")])
+    if metaspace is None:
+        made.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "\u2581")])
+    else:
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=metaspace, split=False)
     made.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     made.add_tokens([AddedToken("<think>", normalized=False), AddedToken("\n\n", normalized=False)])
     made.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", 0)])

@@ -157,6 +157,16 @@ def test_tied_weights_stand_once(tmp_path):
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_tensors_of_a_file_are_the_models_own_memory(tmp_path, name):
+    """Whatever their order there: a model is not in memory twice while it is written."""
+    model = model_of(name)
+    own = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
+    arch = ARCHITECTURES[model.config.model_type]
+    parts = [tensor.part for tensor in gguf_tensors(model, arch, tmp_path).values()]
+    assert {part.untyped_storage().data_ptr() for part in parts} <= own
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_what_is_written_can_be_put_back(tmp_path, name):
     """The tensors of a file fill another model to the bit, though rows of rotated heads are in another order there, experts
     divided, and norms more by 1 (which rounds them).

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from forge_dist import ModelError
-from forge_dist.gguf._tokenizer import PRE_TOKENIZERS, PROBES, reader_of, tokenizer_fields
+from forge_dist.gguf._tokenizer import PRE_TOKENIZERS, PROBES, reader_of, same_texts, tokenizer_fields
 
 from ..gguf_models import pieces_tokenizer, tokenizer_of
 
@@ -40,6 +40,31 @@ def test_sentencepiece_by_its_fields(prefix):
     for text in (*PROBES, "<|im_start|>user\n\n\n<think>12</think> <|im_end|>", "a  b   c"):
         assert read(text) == tokenizer(text, add_special_tokens=False).input_ids
     assert {6} == {fields["tokenizer.ggml.token_type"][number] for number in read("\N{SNOWMAN}")[prefix:]}
+
+
+@pytest.mark.parametrize(
+    ("template", "texts", "prefix"),
+    [
+        ("{{ bos_token }}{{ messages[0]['content'] }}", "texts that begin with a special token", False),
+        (None, "texts of no added tokens that begin with no space", True),
+    ],
+)
+def test_a_space_before_the_first_piece_alone(template, texts, prefix):
+    """Readers put a space before each piece or before none: the prompts of a template decide, and what is proved is said."""
+    tokenizer = pieces_tokenizer(metaspace="first")
+    tokenizer.chat_template = template
+    assert same_texts(tokenizer) == texts
+    fields = tokenizer_fields(tokenizer, 400, HERE)
+    assert fields["tokenizer.ggml.add_space_prefix"] is prefix
+    text = "<|begin|>the dog<|im_end|> and the dog" if template else "the dog sleeps"
+    assert reader_of(fields)(text) == tokenizer(text, add_special_tokens=False).input_ids
+    assert reader_of(fields)(" the dog") != tokenizer(" the dog", add_special_tokens=False).input_ids or not prefix
+
+
+def test_a_space_after_special_tokens_alike_is_refused():
+    """Unless there is one: readers put a second one there."""
+    with pytest.raises(ModelError, match="is more than GGUF can say"):
+        tokenizer_fields(pieces_tokenizer(metaspace="always"), 400, HERE)
 
 
 def test_merges_that_need_not_be_ignored():

@@ -80,14 +80,14 @@ def _three_of_four(config: Any) -> list[int]:
 
 
 def _windows(every: int) -> Callable[[Any], list[str]]:
-    """Return the kinds of layers where each `every`th has full attention, the others a window."""
+    """Return layer_types in which each `every`th is full attention, and the others windows."""
     return lambda config: [
         "sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(config.num_hidden_layers)
     ]
 
 
 def _gemma_scale(largest: int) -> Callable[[Any], float]:
-    """Return Gemma's query_pre_attn_scalar: the width of a head, but for the largest model."""
+    """Return query_pre_attn_scalar: a head's width, but in the model with `largest` layers."""
     return lambda config: _quotient(config) if config.num_hidden_layers == largest else head_dim(config)
 
 

@@ -21,6 +21,7 @@ from forge_dist.gguf._architectures import Architecture
 from forge_dist.gguf._export import Progress, gguf_fields, require_gguf, tensors_to_write
 from forge_dist.gguf._layout import FileTensor, gguf_architecture, gguf_tensors
 from forge_dist.gguf._reload import Contents, read_contents, reload_gguf
+from forge_dist.gguf._tokenizer import Texts, same_texts
 from forge_dist.gguf._types import GGUFType, gguf_type, in_blocks, quantize, type_counts
 from forge_dist.loading._load import LOADING_ERRORS
 from forge_dist.verifying._judge import EXACT
@@ -59,6 +60,9 @@ class GGUFCheck:
 
     exact: float
     """The same for the reloaded model with the unrounded weights: at most 1e-5 if its configuration is right."""
+
+    texts: Texts
+    """Texts to which the file gives the tokenizer's ids."""
 
     tolerance: float
     """The largest `difference` that passes: 1e-5 of a float32 file, 0.3 where it rounds, 1 of 4 and 5 bits."""
@@ -123,7 +127,13 @@ def check_gguf(
     counts = type_counts(wanted, dtype)
     halves = counts.get("float16", 0) if in_blocks(dtype) else 0
     return GGUFCheck(
-        tensors=len(contents.tensors), halves=halves, matrices=counts, difference=difference, exact=exact, tolerance=tolerance
+        tensors=len(contents.tensors),
+        halves=halves,
+        matrices=counts,
+        difference=difference,
+        exact=exact,
+        texts=same_texts(tokenizer),
+        tolerance=tolerance,
     )
 
 
@@ -153,11 +163,7 @@ def _prove_file(
 def _prove_reloaded(
     model: "PreTrainedModel", reloaded: "PreTrainedModel", contents: Contents, path: Path, arch: Architecture
 ) -> None:
-    """Compare the reloaded model's tensors with those of `model` and of the file.
-
-    Raises:
-        ExportError: one is not there, or differs.
-    """
+    """Raise ExportError unless the reloaded model has the tensors of the file."""
     ours, theirs = gguf_tensors(model, arch, path), gguf_tensors(reloaded, arch, path)
     if ours.keys() != theirs.keys() or reloaded.config.tie_word_embeddings != model.config.tie_word_embeddings:
         raise ExportError(f"{path} loads as another model: {sorted(ours.keys() ^ theirs.keys())[:3]}")

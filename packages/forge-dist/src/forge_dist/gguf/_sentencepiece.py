@@ -24,6 +24,15 @@ def is_sentencepiece(model: Mapping[str, Any]) -> bool:
     return model["type"] == "BPE" and bool(model.get("byte_fallback"))
 
 
+def only_first_has_space(backend: Mapping[str, Any]) -> bool:
+    """Return whether a space is put before a text, unless it has one, but not after special tokens.
+
+    transformers makes tokenizers of Llama 2 and of Mistral's first models so; readers put one before both, or before none.
+    """
+    step = backend["pre_tokenizer"] or {}
+    return step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first"
+
+
 def sentencepiece_fields(backend: Mapping[str, Any], tokens: list[str], kinds: list[int], where: Path) -> dict[str, Any]:
     """Return the fields that differ from those of byte-level BPE.
 
@@ -67,8 +76,8 @@ def sentencepiece_fields(backend: Mapping[str, Any], tokens: list[str], kinds: l
 def sentencepiece_reader(fields: Mapping[str, Any]) -> Callable[[str], list[int]]:
     """Return what readers do with a text, by its fields.
 
-    They split it at special tokens, then merge the neighbours with the best score. Without the tokens that they put before and
-    after a text.
+    They split it at special tokens, then merge the neighbours with the best score. Without the tokens that they put before
+    and after a text.
     """
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     scores = fields["tokenizer.ggml.scores"]

@@ -7,7 +7,7 @@ Readers split text by a rule that the file only names (`tokenizer.ggml.pre`): th
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from forge_dist._errors import ModelError
 from forge_dist.gguf._sentencepiece import (
@@ -17,6 +17,7 @@ from forge_dist.gguf._sentencepiece import (
     UNUSED,
     USER_DEFINED,
     is_sentencepiece,
+    only_first_has_space,
     sentencepiece_fields,
     sentencepiece_reader,
 )
@@ -67,6 +68,9 @@ PRE_TOKENIZERS = {
 }
 """`tokenizer.ggml.pre` → its rule."""
 
+Texts = Literal["every text", "texts that begin with a special token", "texts of no added tokens that begin with no space"]
+"""Texts to which readers of a file give the ids that the tokenizer gives."""
+
 PROBES = (
     "Hello, world! It's 2026: 3.14159 and 1234567 apples; don't SHOUT, WE'LL see.",
     "\n\n\tdef f(x):\r\n        return x ** 2  # a  comment   with spaces \n\n\n",
@@ -112,7 +116,7 @@ def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", vocab_size: int, wher
         "tokenizer.ggml.padding_token_id": fast.pad_token_id,
         "tokenizer.ggml.add_bos_token": begin,
         "tokenizer.ggml.add_eos_token": end,
-        "tokenizer.ggml.add_space_prefix": pieces and fast.tokenize("a", add_special_tokens=False)[0].startswith(SPACE),
+        "tokenizer.ggml.add_space_prefix": pieces and _space_comes_first(fast),
         "tokenizer.chat_template": _template(fast),
     }
     if pieces:
@@ -123,6 +127,24 @@ def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", vocab_size: int, wher
     fields = {key: value for key, value in fields.items() if value is not None}
     _prove_fields(fast, fields, where)
     return fields
+
+
+def same_texts(tokenizer: "PreTrainedTokenizerBase") -> Texts:
+    """Return to which texts readers of a file give the tokenizer's ids."""
+    fast: Any = tokenizer
+    backend = json.loads(fast.backend_tokenizer.to_str())
+    if not is_sentencepiece(backend["model"]) or not only_first_has_space(backend):
+        return "every text"
+    if fast.bos_token is not None and "bos_token" in (_template(fast) or ""):
+        return "texts that begin with a special token"
+    return "texts of no added tokens that begin with no space"
+
+
+def _space_comes_first(tokenizer: Any) -> bool:
+    """Return whether readers are to put a space before texts, and after special tokens."""
+    if same_texts(tokenizer) == "texts that begin with a special token":
+        return False
+    return tokenizer.tokenize("a", add_special_tokens=False)[0].startswith(SPACE)
 
 
 def reader_of(fields: Mapping[str, Any]) -> Callable[[str], list[int]]:
@@ -214,10 +236,9 @@ def _template(tokenizer: Any) -> str | None:
 def _prove_fields(tokenizer: Any, fields: Mapping[str, Any], where: Path) -> None:
     """Raise ModelError unless the tokenizer of the fields gives the same ids for every probe."""
     read = reader_of(fields)
-    special = [added.content for added in tokenizer.added_tokens_decoder.values()]
     begin = [fields["tokenizer.ggml.bos_token_id"]] if fields["tokenizer.ggml.add_bos_token"] else []
     end = [fields["tokenizer.ggml.eos_token_id"]] if fields["tokenizer.ggml.add_eos_token"] else []
-    for text in (*PROBES, "".join(f"a {token} b{token}\n" for token in special)):
+    for text in _probes(tokenizer):
         expected = tokenizer(text).input_ids
         found = begin + read(text) + end
         if found != expected:
@@ -228,3 +249,14 @@ def _prove_fields(tokenizer: Any, fields: Mapping[str, Any], where: Path) -> Non
                 f"{where}: its tokenizer is more than GGUF can say: {text[:60]!r} becomes other ids from the {at}th on "
                 f"({expected[at : at + 4]}, by the file {found[at : at + 4]}); use format=hf"
             )
+
+
+def _probes(tokenizer: Any) -> list[str]:
+    added = [token.content for token in tokenizer.added_tokens_decoder.values()]
+    special = "".join(f"a {token} b{token}\n" for token in added)
+    texts = same_texts(tokenizer)
+    if texts == "every text":
+        return [*PROBES, special]
+    if texts == "texts that begin with a special token":
+        return [tokenizer.bos_token + text for text in (*PROBES, special)]
+    return [text for text in PROBES if not text.startswith(" ") and not any(token in text for token in added)]
