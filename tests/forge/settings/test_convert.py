@@ -919,7 +919,7 @@ def test_simpo_has_the_likelihood_that_it_has_there(text: str, alpha: str, there
         ),
         (
             AXOLOTL + "train_on_inputs: true\ndatasets: [{path: a, type: chat_template}, {path: b, type: alpaca}]\n",
-            "train_on_inputs: True: of conversations every message is learned there, of other rows all",
+            "train_on_inputs: True: of conversations every message is learned there, and of other rows all",
         ),
         (AXOLOTL + "rl: dpo\ndpo_label_smoothing: 0.1\n", "dpo_label_smoothing: 0.1: loss_type=sigmoid reads none"),
         (FACTORY.format(stage="pt") + "cutoff_len: 64\npacking: false\n", "packing: False: documents are cut into blocks"),
