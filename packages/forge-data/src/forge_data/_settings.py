@@ -21,10 +21,10 @@ import attrs
 from attrs import validators
 
 from forge_data._errors import DataError
-from forge_data._formats import AUTO, BUILT_IN, is_axolotl, is_known, listed, names
+from forge_data._formats import AUTO, BUILT_IN, fault_of, is_axolotl, is_known
 from forge_data._own_reading import OWN, entries_of, without_effect
 from forge_data._shell_values import columns_of, paths_of
-from forge_data._values import MESSAGE_ROLES, keyword_arguments, nearest, text_fault, text_given
+from forge_data._values import MESSAGE_ROLES, keyword_arguments, text_fault, text_given
 
 TRAIN_ON = ("assistant", "last", "completion", "all")
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _format(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{attribute.name} must be a string, got {value!r}")
     if not is_known(value):
-        raise ValueError(f"{attribute.name} must be one of {listed()}, got {value!r}{nearest(value, names())}")
+        raise ValueError(f"{attribute.name} is {value!r}; {fault_of(value)}")
 
 
 def _function(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -143,7 +144,7 @@ def _entry(each: Any, key: str, setting: str, draft: Draft) -> list[_DataSet]:
     kind, named = own.pop("type", None), None
     own.pop("ds_type", None)
     if kind is not None and key != "pretraining_dataset":
-        named = _format_of(str(kind), draft)
+        named = _format_of(kind, draft)
         if named is None:
             here = _OF_AN_ENTRY["type"]
             if isinstance(kind, Mapping):
@@ -197,8 +198,11 @@ def roles_of(value: Any) -> list[str] | None:
     return sorted({names[role] for role in roles}) if roles and all(role in names for role in roles) else None
 
 
-def _format_of(kind: str, draft: Draft) -> str | None:
-    """Return the format of rows that Axolotl has a type for; None where there is none."""
+def _format_of(kind: Any, draft: Draft) -> str | None:
+    """Return the format of a type that Axolotl has or that a file defines; None without one."""
+    if isinstance(kind, Mapping):
+        kind = json.dumps({name: value for name, value in kind.items() if value is not None}, ensure_ascii=False)
+    kind = str(kind)
     if kind in FORMATS:
         return FORMATS[kind]
     field = draft.known.get("data_format")
