@@ -25,6 +25,7 @@ def test_defaults():
         "train_on": "assistant",
         "turns": "auto",
         "turn_end": None,
+        "train_on_turn_end": "turn",
         "chat_template": None,
         "chat_template_kwargs": None,
         "system_prompt": None,

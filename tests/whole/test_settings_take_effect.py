@@ -49,6 +49,7 @@ CASES: dict[str, tuple[dict[str, Any], Any, Any]] = {
     "chat_template_kwargs": ({"chat_template": "TEMPLATE"}, None, {"mood": "glad"}),
     "system_prompt": ({}, None, "Answer in one word."),
     "turn_end": ({"chat_template": "OPEN TEMPLATE", "lint": "off"}, None, "<|endoftext|>"),
+    "train_on_turn_end": ({}, "turn", "none"),
     "on_overflow": ({"max_seq_len": 40}, "drop", "truncate"),
     "preprocess": ({}, None, "forge_test_hooks:shout"),
     "rename_columns": ({"data_path": "TWO TALKS"}, {"talk": "messages"}, {"other": "messages"}),

@@ -5,6 +5,7 @@ its `InstructionPromptTokenizingStrategy.tokenize_prompt` with `PromptTokenizing
 """
 
 import json
+import re
 from pathlib import Path
 
 import attrs
@@ -113,6 +114,88 @@ def test_ids_and_labels(tokenizers, instruction, details, output, on_inputs, at)
     train_on = "all" if on_inputs else "assistant"
     example = forge_data.tokenize(row, tokenizers[at], format="axolotl:alpaca:chat", train_on=train_on)
     assert (example.input_ids.tolist(), example.labels.tolist()) == (ids, labels)
+
+
+def user_defined(own, row):
+    """Axolotl's texts of a row (`prompt_strategies/user_defined.py` and `SystemDataPrompter` of `alpaca_w_system.py`)."""
+    own = {
+        "system_prompt": "", "field_system": "system", "field_instruction": "instruction", "field_input": "input",
+        "field_output": "output", "format": "{instruction} {input} ", "no_input_format": "{instruction} ",
+        "system_format": "{system}",
+    } | own  # fmt: skip
+    instruction, output = row[own["field_instruction"]], row[own["field_output"]]
+    details = row.get(own["field_input"], "")
+    system = row.get(own["field_system"], own["system_prompt"])
+    before = own["system_format"].format(system=system) if system and own["system_format"] else ""
+    if details:
+        return before + own["format"].format(instruction=instruction, input=details), output
+    return before + own["no_input_format"].format(instruction=instruction), output
+
+
+WORD = st.text(st.sampled_from("ab{} \n"), max_size=6)
+OWN_TYPE = st.fixed_dictionaries(
+    {},
+    optional={
+        "system_prompt": WORD,
+        "system_format": st.sampled_from(["", "<<{system}>>\n", "{{s}} {system}"]),
+        "field_system": st.sampled_from(["sys", "system"]),
+        "field_instruction": st.sampled_from(["q", "instruction"]),
+        "field_input": st.sampled_from(["d", "input"]),
+        "field_output": st.sampled_from(["a", "output"]),
+        "format": st.sampled_from(["[INST] {instruction} {input} [/INST]", "{input}: {instruction}{instruction}", "{{}}"]),
+        "no_input_format": st.sampled_from(["[INST] {instruction} [/INST]", "Q: {instruction}\nA:"]),
+    },
+)
+
+
+@given(own=OWN_TYPE, words=st.lists(WORD, min_size=4, max_size=4), has=st.sets(st.sampled_from("ds")), at=st.integers(0, 1))
+def test_a_type_of_ones_own(tokenizers, own, words, has, at):
+    """Fields and texts that a file defines: texts, ids and labels are Axolotl's, with input and system text and without."""
+    row = {own.get("field_instruction", "instruction"): words[0], own.get("field_output", "output"): words[1] + "!"}
+    row |= {own.get("field_input", "input"): words[2]} if "d" in has else {}
+    row |= {own.get("field_system", "system"): words[3]} if "s" in has else {}
+    name = f"axolotl:{json.dumps(own)}"
+    expected = user_defined(own, row)
+    assert convert(name, "f:1", row, None).texts == expected
+    example = forge_data.tokenize(row, tokenizers[at], format=name)
+    assert (example.input_ids.tolist(), example.labels.tolist()) == axolotl(tokenizers[at], *expected)
+
+
+def test_a_store_of_ones_own_type(tokenizers, write_rows, tmp_path):
+    """It is a format as any other: in a store, in its numbers, in settings, and of one data set among others."""
+    own = 'axolotl:{"field_instruction": "q", "field_output": "a", "no_input_format": "Q: {instruction}\\nA:"}'
+    rows = write_rows([{"q": "one", "a": "two"}])
+    store = forge_data.prepare({str(rows): {"data_format": own}}, tokenizers[0], tmp_path / "store")
+    assert "Q: one" in tokenizers[0].decode(store[0].input_ids)
+    assert "axolotl:{…}" in str(forge_data.stats(store))
+    assert forge_data.DataSettings(data_path="x", data_format=own).data_format == own
+    report = forge_data.lint(write_rows([{"q": "one", "a": " "}]), tokenizers[0], format=own)
+    assert [(each.rule, each.field) for each in report.findings] == [("empty_turn", "a")]
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ("{instruction: q}", "what stands behind 'axolotl:' is no JSON"),
+        ('{"field_question": "q"}', "'field_question' is not known behind 'axolotl:'; known: system_prompt, field_system"),
+        ('{"field_output": ""}', "field_output behind 'axolotl:' is ''; it must be a text"),
+        ('{"format": 3}', "format behind 'axolotl:' is 3; it must be a text"),
+        ('{"format": "{question}"}', "it may have {instruction} and {input}, and {{ for a brace"),
+        ('{"format": "{instruction.__class__}"}', "it may have {instruction} and {input}"),
+        ('{"format": "{instruction!r}"}', "it may have {instruction} and {input}"),
+        ('{"no_input_format": "{input}"}', "it may have {instruction}, and"),
+        ('{"system_format": "{"}', "in which a brace stands alone"),
+    ],
+)
+def test_a_type_that_is_none(own, message):
+    """Refused in settings, of a data set and in Python, with what is wrong in it."""
+    for make in (
+        lambda: forge_data.DataSettings(data_path="x", data_format=f"axolotl:{own}"),
+        lambda: forge_data.DataSettings(data_path={"x": {"data_format": f"axolotl:{own}"}}),
+        lambda: forge_data.tokenize(ROW, None, format=f"axolotl:{own}"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            make()
 
 
 def test_an_answer_that_ends_itself(tokenizers):

@@ -113,14 +113,14 @@ def test_linted_and_shown(install, write_rows, chatml_tokenizer, tmp_path, capsy
 def test_settings_accept_it(install):
     """Settings accept the name where the package is installed, and refuse it, naming what there is, where it is not."""
     for settings in (DataSettings, PreferenceDataSettings):
-        with pytest.raises(
-            ValueError, match="data_format must be one of auto, messages, .*document, axolotl:TYPE .*, got 'questions'"
-        ):
+        with pytest.raises(ValueError, match="data_format is 'questions'; allowed: auto, messages, .*document, axolotl:TYPE"):
             settings(data_path="x", data_format="questions")
     install()
     for settings in (DataSettings, PreferenceDataSettings):
         assert settings(data_path="x", data_format="questions").data_format == "questions"
-    with pytest.raises(ValueError, match="document, .*, questions, got 'question'"):
+    with pytest.raises(
+        ValueError, match="data_format is 'question'; allowed: .*document, .*, questions; did you mean 'questions'"
+    ):
         DataSettings(data_path="x", data_format="question")
 
 

@@ -1,8 +1,7 @@
 """`train_on=assistant,user`: what several roles say is learned, as under Axolotl's `roles_to_train`.
 
 `axolotl` is `ChatTemplateStrategy._tokenize_single_prompt` and `find_turn` of Axolotl 0.18 (067b021c,
-`prompt_strategies/chat_template.py`) with `train_on_eos: turn`: a turn is where the ids of a conversation up to it differ from
-those with another text.
+`prompt_strategies/chat_template.py`): a turn is where the ids of a conversation up to it differ from those with another text.
 """
 
 import pytest
@@ -21,26 +20,36 @@ WORDS = st.lists(
 )
 
 
-def axolotl(tokenizer, messages, roles, ends):
-    """Axolotl's labels; `ends` are its EOS and eot_tokens."""
+def axolotl(tokenizer, messages, roles, ends, train_on_eos="turn"):
+    """Axolotl's labels; `ends` are its EOS and eot_tokens, `train` of a message its message_field_training."""
+    messages, flags = (
+        [{"role": each["role"], "content": each["content"]} for each in messages],
+        [each.get("train", each["role"] in roles) for each in messages],
+    )
 
     def ids_of(turns):
         return tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
 
     ids = ids_of(messages)
     labels = [-100] * len(ids)
-    for index, message in enumerate(messages):
-        if message["role"] not in roles:
+    last = None
+    for index, (message, train) in enumerate(zip(messages, flags, strict=True)):
+        if not train and train_on_eos != "all":
             continue
         full = ids_of(messages[: index + 1])
         dummy = ids_of([*messages[:index], {"role": message["role"], "content": "[[dummy_message]]"}])
         least = min(len(full), len(dummy))
         start = next(at for at in range(least) if full[at] != dummy[at])
         stop = len(full) - next(at for at in range(least) if full[-1 - at] != dummy[-1 - at])
-        labels[start:stop] = ids[start:stop]
+        if train:
+            labels[start:stop] = ids[start:stop]
         end = next((at for at in range(stop, len(ids)) if ids[at] in ends), None)
         if end is not None and end - stop <= 3:
-            labels[end] = ids[end]
+            last = end
+            if train_on_eos == "all" or (train_on_eos == "turn" and train):
+                labels[end] = ids[end]
+    if train_on_eos == "last" and last is not None:
+        labels[last] = ids[last]
     return ids, labels
 
 

@@ -49,6 +49,14 @@ def shown(store: TokenStore) -> list[tuple]:
     ]
 
 
+def test_ends_of_turns_that_are_not_learned(store, folder, model, tmp_path):
+    """The end moves with the text behind the tokens of an image; nothing else is left out."""
+    none = prepare(folder / "train.jsonl", model, tmp_path / "store", media=True, progress=False, train_on_turn_end="none")
+    for with_end, without in zip(store, none, strict=True):
+        (gone,) = np.flatnonzero(with_end.labels != without.labels)
+        assert gone == np.flatnonzero(with_end.labels != -100)[-1]
+
+
 def test_paths_begin_beside_the_file(store, folder, monkeypatch, tmp_path, model):
     """Samples have the pictures that lie beside the file, in every process, and their lint finds nothing."""
     monkeypatch.chdir(tmp_path)

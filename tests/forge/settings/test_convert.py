@@ -476,10 +476,22 @@ def test_a_misspelt_key_is_answered_with_the_nearest() -> None:
     assert "neither_of_them: 1: forge has nothing of the kind\n" in lost + "\n"
 
 
-def test_columns_of_other_names_are_given_with_rename_columns() -> None:
-    """Axolotl names columns in the type of a data set; the line about what is lost says how to name them here."""
-    found = converted("base_model: m\ndatasets: [{path: a.csv, type: {field_instruction: question, field_output: answer}}]\n")
-    assert any("read with rename_columns" in line for line in found.lost)
+@pytest.mark.parametrize(
+    ("kind", "data_format"),
+    [
+        ("{field_instruction: question, field_output: answer, field_input: null}",
+         'axolotl:{"field_instruction": "question", "field_output": "answer"}'),
+        ("{format: 'Q: {instruction} {input}', no_input_format: \"Q: {instruction}\\nA:\"}",
+         'axolotl:{"format": "Q: {instruction} {input}", "no_input_format": "Q: {instruction}\\nA:"}'),
+    ],
+)  # fmt: skip
+def test_a_type_that_the_file_defines(kind: str, data_format: str) -> None:
+    """Fields and texts of its own are a data_format, which the recipe's settings read; one with unknown keys is listed."""
+    found = converted(f"base_model: m\ndatasets: [{{path: a.csv, type: {kind}}}]\n")
+    assert found.settings["data_format"] == data_format
+    assert not [line for line in found.lost if "type" in line]
+    lost = converted("base_model: m\ndatasets: [{path: a.csv, type: {field_question: question}}]\n").lost
+    assert any("read with rename_columns" in line for line in lost)
 
 
 @pytest.mark.parametrize("text", ["a: [", "- a\n- b\n", "3: 4\n", "colour: red\n"])

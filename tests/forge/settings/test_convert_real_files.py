@@ -123,6 +123,26 @@ def test_whose_messages_are_learned(text: str, train_on: str | None) -> None:
     assert about(found) == set()
 
 
+@pytest.mark.parametrize(
+    ("text", "which"),
+    [
+        ("datasets: [{path: a, type: chat_template, train_on_eos: last}]\n", "last"),
+        ("datasets: [{path: a, type: chat_template, train_on_eot: none, train_on_eos: none}]\n", "none"),
+        ("datasets: [{path: a, type: chat_template, train_on_eot: all}]\n", "all"),
+        ("datasets: [{path: a, type: chat_template, train_on_eos: turn}]\n", None),
+        ("datasets: [{path: a, type: chat_template, train_on_eos: all}, {path: b, type: alpaca}]\n", "all"),
+        # Of text the EOS is learned there, whatever this says.
+        ("datasets: [{path: a, type: alpaca, train_on_eos: none}]\n", None),
+        ("train_on_eos: all\n", "all"),
+    ],
+)
+def test_which_ends_are_learned(text: str, which: str | None) -> None:
+    """What train_on_eos and train_on_eot of a conversation's type say is train_on_turn_end."""
+    found = converted(AXOLOTL + text)
+    assert found.settings.get("train_on_turn_end") == which
+    assert not [line for line in found.lost if "train_on_eo" in line]
+
+
 def test_a_column_that_is_two_things() -> None:
     """Two data sets may read one column as two things; of one that does the recipe takes the first, and says so."""
     found = converted(AXOLOTL + "datasets: [{path: a, field_messages: x}, {path: b, field: x}]\n")
@@ -324,7 +344,18 @@ def test_what_deepspeed_changes_is_listed(tmp_path: Path) -> None:
         ("overrides_of_model_config: {rope_scaling: {type: linear}}\n", "config.json of a copy of the model"),
         ("eot_tokens: [<end>]\n", "the token that ends a turn is the template's own"),
         ("default_system_message: hi\n", "leave system_prompt out to train as it did"),
-        ("train_on_eos: all\n", "a turn is learned with the token that ends it"),
+        (
+            "datasets: [{path: a, type: chat_template, train_on_eos: all, train_on_eot: last}]\n",
+            "train_on_eos: 'all': a turn has one end, of which train_on_eot says whether it is learned",
+        ),
+        (
+            "datasets: [{path: a, type: chat_template, train_on_eos: all}, {path: b, type: chat_template}]\n",
+            "train_on_eos: 'turn': one train_on_turn_end holds for all data sets",
+        ),
+        (
+            "datasets: [{path: a, type: chat_template, train_on_eos: none}, {path: b, type: alpaca}]\n",
+            "train_on_eos: 'none': of texts the EOS is learned there all the same",
+        ),
         (
             "datasets: [{path: a, message_field_training_detail: d}]\n",
             "or which stretches are; of another name",

@@ -3,8 +3,13 @@
 Reading the names imports no format.
 """
 
+import json
 import warnings
+from functools import cache
+from string import Formatter
 from typing import TYPE_CHECKING, NamedTuple
+
+from forge_data._values import nearest
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -54,9 +59,62 @@ AXOLOTL_TYPES = (
 """Those types; `formats/_axolotl.py` has what each reads and writes."""
 
 
+USER_DEFINED = {
+    "system_prompt": "",
+    "field_system": "system",
+    "field_instruction": "instruction",
+    "field_input": "input",
+    "field_output": "output",
+    "format": "{instruction} {input} ",
+    "no_input_format": "{instruction} ",
+    "system_format": "{system}",
+}
+"""Keys of a type that a file of Axolotl defines itself, and its defaults."""
+_PLACES = {"format": ("instruction", "input"), "no_input_format": ("instruction",), "system_format": ("system",)}
+
+
+def user_defined(name: object) -> dict[str, str] | None:
+    """Read a format with fields and texts of its own, `axolotl:{...}`; None for any other name.
+
+    >>> user_defined('axolotl:{"field_instruction": "q", "format": "{instruction}"}')["field_instruction"]
+    'q'
+
+    Raises:
+        ValueError: it is no JSON, or holds what is not known.
+    """
+    if not isinstance(name, str) or not name.startswith(AXOLOTL + "{"):
+        return None
+    return dict(_defined(name))
+
+
+@cache
+def _defined(name: str) -> dict[str, str]:
+    try:
+        given = json.loads(name.removeprefix(AXOLOTL))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"what stands behind {AXOLOTL!r} is no JSON: {error}") from error
+    for key, value in given.items():
+        if key not in USER_DEFINED:
+            raise ValueError(f"{key!r} is not known behind {AXOLOTL!r}; known: {', '.join(USER_DEFINED)}")
+        if not isinstance(value, str) or (key.startswith("field_") and not value):
+            raise ValueError(f"{key} behind {AXOLOTL!r} is {value!r}; it must be a text")
+        try:
+            parts = list(Formatter().parse(value)) if key in _PLACES else []
+        except ValueError as error:
+            raise ValueError(f"{key} behind {AXOLOTL!r} is {value!r}, in which a brace stands alone: {error}") from error
+        if any(part is not None and (part not in _PLACES[key] or form or spec) for _, part, spec, form in parts):
+            places = " and ".join(f"{{{place}}}" for place in _PLACES[key])
+            raise ValueError(f"{key} behind {AXOLOTL!r} is {value!r}; it may have {places}, and {{{{ for a brace")
+    return USER_DEFINED | given
+
+
 def is_axolotl(name: object) -> bool:
-    """Tell whether a format is one of Axolotl's types, such as `axolotl:alpaca`."""
-    return isinstance(name, str) and name.startswith(AXOLOTL) and name.removeprefix(AXOLOTL) in AXOLOTL_TYPES
+    """Tell whether a format is a type of Axolotl's, by its name or as one that is defined."""
+    try:
+        known = isinstance(name, str) and name.startswith(AXOLOTL) and name.removeprefix(AXOLOTL) in AXOLOTL_TYPES
+        return known or user_defined(name) is not None
+    except ValueError:
+        return False
 
 
 def plug_ins() -> "dict[str, EntryPoint]":
@@ -85,6 +143,15 @@ def names() -> tuple[str, ...]:
 def listed() -> str:
     """Write what `format` may be for a message, Axolotl's types in short."""
     return ", ".join((AUTO, *BUILT_IN, f"{AXOLOTL}TYPE (such as {AXOLOTL}alpaca)", *plug_ins()))
+
+
+def fault_of(name: object) -> str:
+    """Say why a format is not known, or what there is; to end a message with."""
+    try:
+        user_defined(name)
+    except ValueError as error:
+        return str(error)
+    return f"allowed: {listed()}{nearest(name, names())}"
 
 
 def is_known(name: object) -> bool:

@@ -11,17 +11,20 @@ from forge_data._errors import BadPairError, DataError, ForgeDataError
 from forge_data._formats import AUTO
 from forge_data._settings import (
     MAX_BAD_ROWS,
+    LearnedEnds,
     OnBadPair,
     OnBadRow,
     OnLongPrompt,
     OnLongText,
     OnOverflow,
     TurnsForm,
+    ends_fault,
     train_on_fault,
 )
 from forge_data._values import NO_ARGUMENTS, describe, keyword_arguments, text_fault, text_given
 
 TURNS: tuple[str, ...] = get_args(TurnsForm)
+LEARNED_ENDS: tuple[str, ...] = get_args(LearnedEnds)
 ON_OVERFLOW: tuple[str, ...] = get_args(OnOverflow)
 ON_BAD_PAIR: tuple[str, ...] = get_args(OnBadPair)
 ON_BAD_ROW: tuple[str, ...] = get_args(OnBadRow)
@@ -159,10 +162,16 @@ class Options(TemplateOptions, RowOptions):
     train_on: str = attrs.field(default="assistant", validator=_train_on)
     turns: str = attrs.field(default="auto", validator=_one_of(TURNS))
     turn_end: str | None = attrs.field(default=None, validator=_token)
+    train_on_turn_end: str = attrs.field(default="turn", validator=_one_of(LEARNED_ENDS))
     max_seq_len: int | None = attrs.field(default=None, validator=_length)
     on_overflow: str = attrs.field(default="drop", validator=_one_of(ON_OVERFLOW))
     on_bad_pair: str = attrs.field(default="error", validator=_one_of(ON_BAD_PAIR))
     media: bool = attrs.field(default=False, validator=_flag)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        if fault := ends_fault(self.train_on, self.train_on_turn_end):
+            raise DataError(fault)
 
     def allows(self, error: ForgeDataError) -> bool:
         """Tell whether it is a pair that prefers nothing, and those are skipped."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from forge_data._errors import DataError
-from forge_data._formats import is_known, listed, names
+from forge_data._formats import fault_of, is_known
 from forge_data._values import describe, nearest
 
 _WEIGHT = "weight"
@@ -69,7 +69,7 @@ def _entry(path: str, value: object) -> Entry:
     weight = _weight(path, given.pop(_WEIGHT)) if _WEIGHT in given else None
     if not is_known(given.get("data_format", "auto")):
         named = given["data_format"]
-        raise DataError(f"data_format of the entry {path} is {describe(named)}; allowed: {listed()}{nearest(named, names())}")
+        raise DataError(f"data_format of the entry {path} is {describe(named)}; {fault_of(named)}")
     _check_columns(path, given.get("rename_columns"))
     return Entry(weight, OwnReading(**given))
 

@@ -21,10 +21,10 @@ import attrs
 from attrs import validators
 
 from forge_data._errors import DataError
-from forge_data._formats import AUTO, BUILT_IN, is_axolotl, is_known, listed, names
+from forge_data._formats import AUTO, BUILT_IN, fault_of, is_axolotl, is_known
 from forge_data._own_reading import OWN, entries_of, without_effect
 from forge_data._shell_values import columns_of, paths_of
-from forge_data._values import MESSAGE_ROLES, keyword_arguments, nearest, text_fault, text_given
+from forge_data._values import MESSAGE_ROLES, keyword_arguments, text_fault, text_given
 
 TRAIN_ON = ("assistant", "last", "completion", "all")
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ else:
     Format = Literal[(AUTO, *BUILT_IN)] | str
     TrainOn = Literal[TRAIN_ON] | str
 TurnsForm = Literal["auto", "history"]
+LearnedEnds = Literal["turn", "all", "last", "none"]
 OnOverflow = Literal["drop", "truncate", "split", "error"]
 OnLongPrompt = Literal["drop", "error"]
 OnLongText = Literal["drop", "truncate", "error"]
@@ -142,6 +143,13 @@ def train_on_fault(value: str) -> str | None:
     )
 
 
+def ends_fault(train_on: str, train_on_turn_end: str) -> str | None:
+    """Say why both have no effect together; None where they have."""
+    if train_on != "all" or train_on_turn_end == "turn":
+        return None
+    return f"train_on_turn_end={train_on_turn_end!r} has no effect with train_on='all', which learns every token: leave it out"
+
+
 def _train_on(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{attribute.name} must be a string, such as assistant,user, got {value!r}")
@@ -153,7 +161,7 @@ def _format(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{attribute.name} must be a string, got {value!r}")
     if not is_known(value):
-        raise ValueError(f"{attribute.name} must be one of {listed()}, got {value!r}{nearest(value, names())}")
+        raise ValueError(f"{attribute.name} is {value!r}; {fault_of(value)}")
 
 
 def _function(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
@@ -354,12 +362,19 @@ class DataSettings(ChatTemplateSettings, PretrainDataSettings):
     default one of the model's EOS list (its generation_config.json or config.json) with which the next message begins, such as
     <|user|>."""
 
+    train_on_turn_end: LearnedEnds = attrs.field(default="turn", validator=_one_of(LearnedEnds))
+    """Which ends of turns are learned, each a token such as <|im_end|>, and of text the EOS: that of each learned turn (turn),
+    of every message, whoever wrote it (all), of the last learned turn of a row (last), or none, with which a model does not
+    learn to stop."""
+
     on_overflow: OnOverflow = attrs.field(default="drop", validator=_one_of(OnOverflow))
     """What becomes of a row longer than max_seq_len: it is left out and counted, cut off, cut into several, or an error."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         _check_limited("max_seq_len", self.max_seq_len, self.on_overflow)
+        if fault := ends_fault(self.train_on, self.train_on_turn_end):
+            raise ValueError(fault)
 
 
 @attrs.frozen(kw_only=True)
@@ -386,6 +401,10 @@ class PreferenceDataSettings(DataSettings):
             "train_on": (
                 self.train_on not in ("assistant", "last", "completion"),
                 "learns the prompt too, which prefers nothing: use assistant, last or completion",
+            ),
+            "train_on_turn_end": (
+                self.train_on_turn_end == "all",
+                "learns ends of the prompt's messages too, which prefer nothing: use turn, last or none",
             ),
             "on_overflow": (self.on_overflow == "split", "cannot cut a preference into several: use drop, truncate or error"),
         }

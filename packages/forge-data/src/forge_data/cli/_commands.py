@@ -54,6 +54,7 @@ _FLAGS = {
     "system_prompt": "--system-prompt",
     "tokenizer": "--tokenizer",
     "train_on": "--train-on",
+    "train_on_turn_end": "--train-on-turn-end",
     "turn_end": "--turn-end",
     "turns": "--turns",
 }
@@ -254,7 +255,8 @@ def _data(words: Namespace) -> Any:
 
 def _options(words: Namespace) -> dict[str, Any]:
     names = (
-        "format", "train_on", "turns", "chat_template", "chat_template_kwargs", "system_prompt", "turn_end", "max_seq_len",
+        "format", "train_on", "turns", "chat_template", "chat_template_kwargs", "system_prompt", "turn_end",
+        "train_on_turn_end", "max_seq_len",
         "on_overflow", "on_bad_pair", "on_bad_row", "max_bad_rows", "max_samples", "media", "preprocess",
     )  # fmt: skip
     columns = None if words.rename_columns is None else columns_of(words.rename_columns)

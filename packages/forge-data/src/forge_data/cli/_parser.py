@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from forge_data._errors import ForgeDataError, printable
-from forge_data._options import ON_BAD_PAIR, ON_BAD_ROW, ON_OVERFLOW, TURNS
+from forge_data._options import LEARNED_ENDS, ON_BAD_PAIR, ON_BAD_ROW, ON_OVERFLOW, TURNS
 from forge_data._settings import MAX_BAD_ROWS
 from forge_data.cli import _commands
 
@@ -231,6 +231,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="system message of conversations that have none, as their first message",
     )
     parser.add_argument("--turn-end", metavar="TOKEN", help="token that ends a turn for which the template writes no end")
+    parser.add_argument(
+        "--train-on-turn-end",
+        default="turn",
+        choices=LEARNED_ENDS,
+        help="which ends of turns are learned: of each learned turn, of every message, of the last learned turn, or none "
+        "(default: turn)",
+    )
     parser.add_argument("--max-seq-len", type=int, metavar="TOKENS", help="longest sample; no limit by default")
     parser.add_argument(
         "--on-overflow", default="drop", choices=ON_OVERFLOW, help="what becomes of a longer row (default: drop)"

@@ -43,8 +43,9 @@ RULES: dict[str, Rule] = {
     # Rows from which the model would learn something wrong.
     "untrained_turn_end": Rule(
         STOP,
-        "the model never learns to stop",
-        "use a chat template that closes the assistant's turn with a token, such as the instruct model's",
+        "the model never learns to stop; a warning of each turn where train_on_turn_end is none",
+        "use a chat template that closes the assistant's turn with a token, such as the instruct model's, or leave "
+        "train_on_turn_end at turn",
     ),
     "untrained_turn": Rule(
         STOP,

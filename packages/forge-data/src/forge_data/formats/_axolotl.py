@@ -4,12 +4,13 @@ The texts are those of Axolotl 0.18 (`prompters.py` and `prompt_strategies/`), a
 each alone: no token lies across both, and the model is asked with the very ids that it learned behind.
 """
 
+from collections.abc import Mapping
 from functools import partial
 
 import attrs
 
 from forge_data._errors import DataError
-from forge_data._formats import AXOLOTL
+from forge_data._formats import AXOLOTL, user_defined
 from forge_data._values import describe, from_json, string
 from forge_data.formats._format import Fields, Format
 from forge_data.formats._samples import Pieces
@@ -148,6 +149,8 @@ TYPES: dict[str, _Type] = {
 def named(name: str) -> Format:
     """Return the format of one of Axolotl's types, such as `axolotl:alpaca`."""
     kind = name.removeprefix(AXOLOTL)
+    if (defined := user_defined(name)) is not None:
+        return _defined(defined)
     if kind == "input_output":
         return Format(
             needs="segments",
@@ -167,6 +170,37 @@ def named(name: str) -> Format:
         reads=(made.system,) if made.system else (),
         detected=False,
     )
+
+
+def _defined(own: Mapping[str, str]) -> Format:
+    """Return the format of a type that is defined as in a file of Axolotl."""
+    asked, answered = own["field_instruction"], own["field_output"]
+    return Format(
+        needs=", ".join(dict.fromkeys((asked, answered))),
+        matches=lambda row: asked in row and answered in row,
+        convert=partial(_as_defined, own),
+        field_of=lambda _row, index, _part, _answer: (asked, answered)[min(index, 1)],
+        reads=(own["field_system"], asked, own["field_input"], answered),
+        detected=False,
+    )
+
+
+def _as_defined(own: Mapping[str, str], place: str, row: Fields) -> Pieces:
+    """Read a row in the fields and texts of a type of one's own.
+
+    A system text that is null or empty is none, and not the one for rows without that field.
+    """
+    texts = {
+        part: string(place, name, row[name])
+        for part in ("instruction", "input", "output", "system")
+        if (name := own[f"field_{part}"]) in row
+    }
+    absent = "" if own["field_system"] in getattr(row, "nulls", ()) else own["system_prompt"]
+    system, details = texts.get("system", absent), texts.get("input", "")
+    before = own["system_format"].format(system=system) if system else ""
+    around = own["format" if details else "no_input_format"]
+    asked = around.format(instruction=texts["instruction"], **({"input": details} if details else {}))
+    return Pieces(place, (before + asked, texts["output"]), (False, True))
 
 
 def _fields_of(text: str) -> list[str]:

@@ -18,10 +18,10 @@ import attrs
 import numpy as np
 
 from forge_data._errors import DataError, ForgeDataError
-from forge_data._formats import AUTO, BUILT_IN, GROUP, is_axolotl, is_known, listed, names, plug_ins
+from forge_data._formats import AUTO, BUILT_IN, GROUP, fault_of, is_axolotl, is_known, plug_ins
 from forge_data._media import ONE
 from forge_data._media_values import placed
-from forge_data._values import describe, nearest
+from forge_data._values import describe
 from forge_data.formats._axolotl import named as axolotl_type
 from forge_data.formats._chat import MEDIA_FIELDS
 from forge_data.formats._format import Fields, Format
@@ -108,7 +108,7 @@ def check_name(format: str) -> None:  # noqa: A002 - what it is called everywher
         DataError: naming the nearest, or why a format of another package cannot be loaded.
     """
     if not is_known(format):
-        raise DataError(f"`format` is {format!r}; allowed: {listed()}{nearest(format, names())}")
+        raise DataError(f"`format` is {format!r}; {fault_of(format)}")
     if format != AUTO:
         format_named(format)
 

@@ -41,6 +41,7 @@ def lint(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     system_prompt: str | None = None,
     turn_end: str | None = None,
+    train_on_turn_end: str = "turn",
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     on_bad_pair: str = "error",
@@ -67,6 +68,7 @@ def lint(
         chat_template_kwargs: as for `prepare`; for rows.
         system_prompt: as for `prepare`; for rows.
         turn_end: as for `prepare`; for rows.
+        train_on_turn_end: as for `prepare`; for rows.
         max_seq_len: as for `prepare`; for rows.
         on_overflow: as for `prepare`; for rows.
         on_bad_pair: as for `prepare`; for rows.
@@ -96,6 +98,7 @@ def lint(
         chat_template_kwargs=chat_template_kwargs,
         system_prompt=system_prompt,
         turn_end=turn_end,
+        train_on_turn_end=train_on_turn_end,
         max_seq_len=max_seq_len,
         on_overflow=on_overflow,
         on_bad_pair=on_bad_pair,

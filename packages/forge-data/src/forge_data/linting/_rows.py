@@ -56,7 +56,12 @@ class DataLint:
         self._sources = sources
         self._changes = SourceChanges(sources, changes)
         self._encoder = Encoder(
-            tokenizer, options.train_on, turns=options.turns, arguments=options.chat_template_kwargs, turn_end=options.turn_end
+            tokenizer,
+            options.train_on,
+            turns=options.turns,
+            arguments=options.chat_template_kwargs,
+            turn_end=options.turn_end,
+            train_on_turn_end=options.train_on_turn_end,
         )
         self._lint = RowLint(tokenizer, options)
         self._bad = BadRows()

@@ -45,6 +45,17 @@ class TurnEnds:
         found = self._token.match(text, len(text) - len(text.lstrip()))
         return (found[0], found.end()) if found and found[0] else ("", 0)
 
+    def closing(self, text: str, span: Span) -> tuple[int, int] | None:
+        """Return where the token is that ends a turn, the last behind its content; None without one.
+
+        Of a span that a template marks, which says nothing of the content, it is one that only blanks follow.
+        """
+        marked = span.content_end == span.stop
+        found = [each.span() for each in self._stop.finditer(text, span.start if marked else span.content_end, span.stop)]
+        if not found or (marked and text[found[-1][1] : span.stop].strip()):
+            return None
+        return found[-1]
+
     def learned_end(self, text: str, span: Span) -> int:
         """Return the end of a span's learned part, in characters, as `trained_tokens` has it."""
         ends = [found.end() for found in self._token.finditer(text, span.content_end, span.stop)]

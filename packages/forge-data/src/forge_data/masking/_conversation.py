@@ -19,6 +19,7 @@ from forge_data.formats._samples import Chat, Note
 from forge_data.masking._as_prompted import TurnEnds, around_difference, not_as_prompted
 from forge_data.masking._frames import Filled, Frame
 from forge_data.masking._layouts import Layouts
+from forge_data.masking._learned_ends import EVERY, NONE, TURN_END, UnclearEndError, unlearned_end, unlearned_ends
 from forge_data.masking._loss_mask import Span
 from forge_data.masking._media import placeholders
 from forge_data.masking._partly import masked_of
@@ -70,6 +71,7 @@ class ConversationReader:
         stops: Sequence[str] = (),
         *,
         chosen: bool = False,
+        learned_ends: str = TURN_END,
     ) -> None:
         """Make the reader of a tokenizer's chat template.
 
@@ -79,12 +81,14 @@ class ConversationReader:
             arguments: arguments of the template that were chosen for all rows.
             stops: tokens that stop the model's answers.
             chosen: whether the user chose the one of `stops`.
+            learned_ends: which ends of turns are learned, as `train_on_turn_end` says.
         """
         self._template = ChatTemplate(tokenizer)
         self._turns = turns
         self._arguments = arguments or {}
         self._ends = TurnEnds(tokenizer)
         self._stops = StopTokens(stops, self._ends, chosen=chosen)
+        self._learned_ends = learned_ends
         # How turns begin may depend on the template's other arguments.
         self._openings: dict[str, Opening | UndecidableError | None] = {}
         self._layouts = Layouts(self._ends)
@@ -137,7 +141,8 @@ class ConversationReader:
                 self._layouts.frame(chat, what, rendered, Filled(made.text, made.spans, made.runs))
                 return [made]
         learned = [index for index, part in enumerate(what) if part == TURN]
-        if self._turns == "history" or whole or {CONTENT, SAID} & set(what) or not learned:
+        in_one = self._turns == "history" or whole or self._learned_ends == EVERY
+        if in_one or {CONTENT, SAID} & set(what) or not learned:
             return [self._in_history(chat, what, learned, self._template.render(chat, written))]
         return self._as_prompted(chat, what, learned, self._template.render(chat, written), thinks)
 
@@ -157,7 +162,7 @@ class ConversationReader:
             turns = self._extending(given, what, rendered, asked, arguments, first)
             if turns is not None:
                 return [self._made(chat, what, rendered, turns, arguments)]
-        return [self._turn_alone(chat, rendered, index, *chosen[index]) for index in learned]
+        return [self._turn_alone(chat, rendered, index, *chosen[index], is_last=index == learned[-1]) for index in learned]
 
     def _asked(
         self, chat: Chat, rendered: RenderedChat, index: int, thinks: bool | None
@@ -231,7 +236,7 @@ class ConversationReader:
         return span is None or self._ends.extends(rendered.trace.text, span, asked, marked=rendered.marks)
 
     def _turn_alone(
-        self, chat: Chat, rendered: RenderedChat, index: int, arguments: dict[str, Any], asked: Asked | None
+        self, chat: Chat, rendered: RenderedChat, index: int, arguments: dict[str, Any], asked: Asked | None, *, is_last: bool
     ) -> Conversation:
         """Make the sample of one learned turn: the conversation up to it, nothing else learned."""
         turn = rendered.messages[index]
@@ -251,7 +256,7 @@ class ConversationReader:
             turns = self._spans(upto, what, alone, asked={} if asked is None else {index: asked})
         except UnclearError as error:
             self._refuse(chat, error.index, error.why, error)
-        made = self._made(chat, what, alone, turns, arguments, ONE_A_TURN)
+        made = self._made(chat, what, alone, turns, arguments, ONE_A_TURN, holds_last=is_last)
         partly = chat.asks.get(index) is not None
         return made if asked is None or block is None else _behind(made, len(asked.prompt), block, partly=partly)
 
@@ -297,15 +302,24 @@ class ConversationReader:
             self._ends.are_special,
             self._ends.closes,
             self._ends.leading,
+            self._ends.closing,
             self._ends.eos,
             prompts,
             {index: turn.answered for index, turn in asked.items()},
             history,
+            self._learned_ends == EVERY,
         )
         return spans_of(context, what)
 
     def _made(
-        self, chat: Chat, what: Sequence[str], rendered: RenderedChat, turns: Turns, arguments: dict[str, Any], *forms: str
+        self,
+        chat: Chat,
+        what: Sequence[str],
+        rendered: RenderedChat,
+        turns: Turns,
+        arguments: dict[str, Any],
+        *forms: str,
+        holds_last: bool = True,
     ) -> Conversation:
         notes = [
             note
@@ -314,6 +328,7 @@ class ConversationReader:
         ]
         masked = self._masked(chat, what, rendered, turns)
         text, turns, tokens, owned = self._stops.end_turns(rendered, turns)
+        masked += self._masked_ends(chat, rendered, text, turns, holds_last=holds_last)
         # What is learned of a turn has its weight, also where a template writes it outside of the loop over messages.
         runs = _owned_by(text_owners(rendered.trace), [*owned, *(turns.owned if chat.weights else [])])
         named = [as_form(name, value) for name, value in arguments.items()]
@@ -336,6 +351,22 @@ class ConversationReader:
                 )
             found += masked
         return tuple(found)
+
+    def _masked_ends(
+        self, chat: Chat, rendered: RenderedChat, text: str, turns: Turns, *, holds_last: bool
+    ) -> tuple[tuple[int, int], ...]:
+        """Find the ends of turns that are not learned; note them where none is."""
+        try:
+            ends = unlearned_ends(self._learned_ends, rendered, text, turns, self._ends, holds_last=holds_last)
+        except UnclearEndError as error:
+            raise TemplateError(
+                f"{chat.place}: {self._template.name} ends message {error.index} in plain text, which is not told from what it "
+                f"says, so that `train_on_turn_end` cannot be {self._learned_ends}; leave it out, or use a template that ends "
+                "turns with a token"
+            ) from error
+        if self._learned_ends == NONE:
+            turns.notes.extend(unlearned_end(index) for index in ends if index in turns.last)
+        return tuple(ends.values())
 
     def _dropped_reasoning(self, chat: Chat, rendered: RenderedChat, index: int) -> Note | None:
         role = chat.messages[index]["role"]

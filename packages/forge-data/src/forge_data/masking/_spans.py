@@ -4,7 +4,7 @@ Spans follow from where the template's loops were and from which message each ch
 Where a template leaves that open, the row is refused.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from forge_data.chat_template._block import REASONING_TAGS, has_reasoning
@@ -14,7 +14,7 @@ from forge_data.chat_template._trace import NOBODY, Run, foreign_text, template_
 from forge_data.chat_template._traced_text import Leaf
 from forge_data.formats._samples import Note
 from forge_data.masking._loss_mask import Span
-from forge_data.masking._train_on import CONTENT, SAID, TURN
+from forge_data.masking._train_on import CONTENT, NOTHING, SAID, TURN
 from forge_data.masking._turns import find_content, turn_span
 
 _FINAL = "<|channel|>final"
@@ -42,6 +42,8 @@ class SpanContext(NamedTuple):
     """Whether a text has a special token, which may end any turn."""
     stops: Callable[[str], tuple[str, int]]
     """The special token that a text begins with, blanks before it aside, and where that ends; else an empty one."""
+    closing: Callable[[str, Span], tuple[int, int] | None]
+    """Where the token is that ends a turn."""
     eos: str
     """The token that ends texts."""
     prompts: Mapping[int, int]
@@ -50,6 +52,8 @@ class SpanContext(NamedTuple):
     """By turn, the text that the template writes for the messages up to it, where it was asked."""
     history: bool
     """Whether a turn may stand behind another header than its prompt has."""
+    every_end: bool = False
+    """Whether the ends of turns are learned of which nothing else is."""
 
 
 class Turns(NamedTuple):
@@ -62,6 +66,8 @@ class Turns(NamedTuple):
     notes: list[Note]
     owned: list[Run]
     """Where the spans of turns are, and whose they are, although several loops may have written them."""
+    ends: dict[int, tuple[int, int]]
+    """By learned message of another role than the assistant, the characters of the token that ends it."""
 
 
 def spans_of(context: SpanContext, what: Sequence[str]) -> Turns:
@@ -84,31 +90,58 @@ def spans_of(context: SpanContext, what: Sequence[str]) -> Turns:
     if marks:
         notes += [_unmarked(index) for index, part in enumerate(what) if part == TURN and index not in last]
     contents = [span for index, part in enumerate(what) if part == CONTENT for span in _content(context.rendered, index)]
-    if SAID in what:
-        contents += _said(context, [index for index, part in enumerate(what) if part == SAID], last)
+    ends: dict[int, tuple[int, int]] = {}
+    if SAID in what or context.every_end:
+        tokens = _end_tokens(context, last)
+        contents += _said(context, [index for index, part in enumerate(what) if part == SAID], tokens, ends)
+        if context.every_end:
+            contents += _other_ends(context, [index for index, part in enumerate(what) if part in (CONTENT, NOTHING)], tokens)
     owned = [(span.start, span.stop, index) for index, span in turns if span is not None]
-    return Turns(sorted([span for _, span in turns if span is not None] + contents), last, notes, owned)
+    return Turns(sorted([span for _, span in turns if span is not None] + contents), last, notes, owned, ends)
 
 
-def _said(context: SpanContext, said: Sequence[int], turns: Mapping[int, Span]) -> list[Span]:
+def _end_tokens(context: SpanContext, turns: Mapping[int, Span]) -> set[str]:
+    """Return the tokens that end messages: the EOS, and what ends the assistant's turns.
+
+    Any other token that follows a message of another role is the template's.
+    """
+    text = context.rendered.trace.text
+    closings = [text[span.content_end : span.stop] for span in turns.values() or _answers(context)]
+    return {context.eos, *(context.stops(closing)[0] for closing in closings)}
+
+
+def _said(context: SpanContext, said: Sequence[int], tokens: Collection[str], ends: dict[int, tuple[int, int]]) -> list[Span]:
     """Find what messages of other roles than the assistant say, and the tokens that end them.
 
-    That is the EOS, or what ends the assistant's turns; any other token that follows is the template's.
+    Those are added to `ends`, by message.
     """
-    text, rendered = context.rendered.trace.text, context.rendered
-    ends = {
-        context.eos,
-        *(context.stops(text[span.content_end : span.stop])[0] for span in turns.values() or _answers(context)),
-    }
     found: list[Span] = []
     for index in said:
-        spans = _content(rendered, index)
-        if spans:
-            at = spans[-1].stop
-            token, length = context.stops(text[at:])
-            if token and token in ends:
-                spans[-1] = spans[-1]._replace(stop=at + length)
+        spans = _content(context.rendered, index)
+        if spans and (end := _end_behind(context, spans[-1].stop, tokens)) is not None:
+            spans[-1] = spans[-1]._replace(stop=end[1])
+            ends[index] = end
         found += spans
+    return found
+
+
+def _end_behind(context: SpanContext, at: int, tokens: Collection[str]) -> tuple[int, int] | None:
+    """Return where the token is that ends a message whose content ends at `at`, or None."""
+    token, length = context.stops(context.rendered.trace.text[at:])
+    return (at + length - len(token), at + length) if token and token in tokens else None
+
+
+def _other_ends(context: SpanContext, indices: Sequence[int], tokens: Collection[str]) -> list[Span]:
+    """Find the tokens that end messages of which nothing else is learned, or the content alone."""
+    found: list[Span] = []
+    for index in indices:
+        if context.rendered.messages[index]["role"] == "assistant":
+            span = _turn(context, index)
+            end = None if span is None else context.closing(context.rendered.trace.text, span)
+        else:
+            spans = _content(context.rendered, index)
+            end = _end_behind(context, spans[-1].stop, tokens) if spans else None
+        found += [] if end is None else [Span.plain(*end)]
     return found
 
 

@@ -29,8 +29,8 @@ _LIBRARIES = ("transformers", "tokenizers", "jinja2")
 """Libraries that may turn the same rows into other tokens in another version."""
 _OF_MEDIA = ("pillow", "torchvision", "av", "soundfile", "soxr")
 """Libraries that may read the same media otherwise in another version, where they are installed."""
-_LATER = ("max_samples", "system_prompt")
-"""Options that stores of earlier releases have not, so that without them the fingerprint is the same."""
+_LATER = {"max_samples": None, "system_prompt": None, "train_on_turn_end": "turn"}
+"""Options that stores of earlier releases have not, with the value under which the fingerprint is the same."""
 
 
 def fingerprint_of_inputs(
@@ -111,7 +111,7 @@ def check_stamps(sources: "Sequence[Source]", before: list[tuple[int, int] | Non
 def _values(options: Any) -> dict[str, Any]:
     # A chat template is hashed itself, wherever it was.
     values = attrs.asdict(options) | {"chat_template": None}
-    return {name: value for name, value in values.items() if name not in _LATER or value is not None}
+    return {name: value for name, value in values.items() if name not in _LATER or value != _LATER[name]}
 
 
 def _versions(libraries: Sequence[str]) -> dict[str, str | None]:

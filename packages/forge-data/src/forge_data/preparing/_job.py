@@ -135,6 +135,7 @@ class Processor:
                 turns=job.options.turns,
                 arguments=job.options.chat_template_kwargs,
                 turn_end=job.options.turn_end,
+                train_on_turn_end=job.options.train_on_turn_end,
             )
             if job.tokenizer is not None
             else None

@@ -59,6 +59,7 @@ def prepare(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     system_prompt: str | None = None,
     turn_end: str | None = None,
+    train_on_turn_end: str = "turn",
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     on_bad_pair: str = "error",
@@ -100,6 +101,8 @@ def prepare(
             of one. Text and token ids stay as they are.
         turn_end: token that ends a learned turn for which the template writes no end. By default one of the model's EOS list
             (generation_config.json or config.json beside the tokenizer) with which the next message begins.
+        train_on_turn_end: which ends of turns are learned: `turn` that of each learned turn, `all` every message's, `last` that
+            of a row's last learned turn, or `none`. Of text it is the EOS, which `none` leaves out.
         max_seq_len: longest sample in tokens; no limit by default.
         on_overflow: what becomes of a longer row: `drop`, `truncate`, `split` or `error`.
         on_bad_pair: what becomes of a row of preferences that prefers nothing (equal answers, two prompts, an empty answer):
@@ -134,6 +137,7 @@ def prepare(
         chat_template_kwargs=chat_template_kwargs,
         system_prompt=system_prompt,
         turn_end=turn_end,
+        train_on_turn_end=train_on_turn_end,
         max_seq_len=max_seq_len,
         on_overflow=on_overflow,
         on_bad_pair=on_bad_pair,

@@ -61,6 +61,7 @@ def prepare_taught(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     system_prompt: str | None = None,
     turn_end: str | None = None,
+    train_on_turn_end: str = "turn",
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
@@ -90,6 +91,7 @@ def prepare_taught(
         chat_template_kwargs: as in `prepare`; each of both templates gets those that it reads.
         system_prompt: as in `prepare`, in both templates.
         turn_end: of the student.
+        train_on_turn_end: as in `prepare`.
         max_seq_len: most tokens of a sample, for the student and for the teacher; no limit by default.
         on_overflow: as in `prepare`; `split` is refused.
         preprocess: as in `prepare`.
@@ -108,7 +110,7 @@ def prepare_taught(
     """
     options: dict[str, Any] = {
         "format": format, "train_on": train_on, "turns": turns, "chat_template_kwargs": chat_template_kwargs,
-        "system_prompt": system_prompt,
+        "system_prompt": system_prompt, "train_on_turn_end": train_on_turn_end,
         "max_seq_len": max_seq_len, "on_overflow": on_overflow, "on_bad_pair": "error", "rename_columns": rename_columns,
         "on_bad_row": on_bad_row, "max_bad_rows": max_bad_rows, "max_samples": max_samples, "media": False,
     }  # fmt: skip

@@ -36,6 +36,7 @@ def tokenize(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     system_prompt: str | None = None,
     turn_end: str | None = None,
+    train_on_turn_end: str = "turn",
     max_seq_len: int | None = None,
     on_overflow: str = "drop",
     preprocess: str | Callable[[dict[str, Any]], Any] | None = None,
@@ -59,7 +60,7 @@ def tokenize(
         AUTO,
         _MESSAGES,
     ):
-        example = _known(row, tokenizer, format, (train_on, turns, turn_end))
+        example = _known(row, tokenizer, format, (train_on, turns, turn_end, train_on_turn_end))
         if example is not None and _fits(example, max_seq_len, on_overflow):
             return example
     options = Options(
@@ -70,6 +71,7 @@ def tokenize(
         chat_template_kwargs=chat_template_kwargs,
         system_prompt=system_prompt,
         turn_end=turn_end,
+        train_on_turn_end=train_on_turn_end,
         max_seq_len=max_seq_len,
         on_overflow=on_overflow,
         rename_columns=rename_columns,
@@ -123,7 +125,7 @@ def _known(
     row: Mapping[str, Any],
     tokenizer: "PreTrainedTokenizerBase | str | os.PathLike[str]",
     format: str,  # noqa: A002 - as above
-    learned: tuple[Any, Any, Any],
+    learned: tuple[Any, Any, Any, Any],
 ) -> TokenizedExample | None:
     """Tokenise a row of plain messages with known roles; None where it must be looked at."""
     if type(row) is not dict or row.keys() != {_MESSAGES} or type(row[_MESSAGES]) is not list:

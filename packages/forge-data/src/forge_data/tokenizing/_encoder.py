@@ -20,6 +20,7 @@ from forge_data.formats._samples import Chat, Document, Encoded, Note, Pieces, P
 from forge_data.masking._conversation import Conversation, ConversationReader
 from forge_data.masking._frames import Frame
 from forge_data.masking._layouts import allows
+from forge_data.masking._learned_ends import EVERY, NONE, TURN_END
 from forge_data.masking._loss_mask import Span, trained_in_order, trained_tokens
 from forge_data.masking._partly import without_masked
 from forge_data.masking._segments import segments
@@ -101,6 +102,7 @@ class Encoder:
         turns: str = "auto",
         arguments: Mapping[str, Any] | None = None,
         turn_end: str | None = None,
+        train_on_turn_end: str = TURN_END,
     ) -> None:
         self._tokenizer = tokenizer
         self._thread = thread
@@ -108,6 +110,7 @@ class Encoder:
         self._turns = turns
         self._arguments = arguments
         self._turn_end = turn_end
+        self._learned_ends = train_on_turn_end
         self.vocabulary = len(tokenizer)
         self._tokenize = BatchTokenizer(tokenizer)
         self._frames: dict[tuple[str, ...], Frame] = {}
@@ -123,7 +126,9 @@ class Encoder:
     def _conversations(self) -> ConversationReader:
         stops = stop_tokens(self._tokenizer, self._turn_end)
         chosen = self._turn_end is not None
-        return ConversationReader(self._tokenizer, self._turns, self._arguments, stops, chosen=chosen)
+        return ConversationReader(
+            self._tokenizer, self._turns, self._arguments, stops, chosen=chosen, learned_ends=self._learned_ends
+        )
 
     @cached_property
     def _processor(self) -> ModelProcessor | TokenizerError:
@@ -191,6 +196,11 @@ class Encoder:
         counts: list[int] = []
         for sample, several in zip(samples, parts, strict=True):
             before = len(made)
+            if isinstance(sample, Preference | Unpaired) and self._learned_ends == EVERY:
+                raise DataError(
+                    f"{sample.place}: `train_on_turn_end` is 'all', which learns ends of the prompt too, and of a preference "
+                    "or a rated answer the answer alone is learned; use turn, last or none"
+                )
             thinks = _thinks(several) if isinstance(sample, Preference) else None
             for part in several:
                 made += self._made(part, rendered, thinks)
@@ -257,7 +267,7 @@ class Encoder:
                     job = _Job(each.text, each.spans, each.runs, roles, whole, None, each.notes, each.forms, weights, media)
                     made.append(attrs.evolve(job, masked=each.masked) if each.masked else job)
                 plain = not (part.first_completion or part.trains or part.unmask or weights is not None or whole or thinks)
-                plain = plain and not part.media and not part.asks
+                plain = plain and not part.media and not part.asks and self._learned_ends == TURN_END
                 if plain and (frame := self._conversations.frame(part, what)) is not None:
                     self._frames[tuple(roles)] = frame
                 return made
@@ -347,6 +357,8 @@ class Encoder:
         trained = (
             np.array(part.learned, dtype=np.bool_)[owners] if self._train_on != "all" else np.ones(len(ids), dtype=np.bool_)
         )
+        if self._learned_ends == NONE and not part.bare and ids[-1] == self._eos:
+            trained[-1] = False
         roles = ["completion" if each else "prompt" for each in part.learned]
         runs = [(at, at + 1, at) for at in range(len(roles))]
         ((spans, found),) = segments(owners, [len(ids)], [runs], [roles])
@@ -380,6 +392,8 @@ class Encoder:
                 trained[first:last] = True
             elif job.ends_from is not None:
                 trained[last - 1] = True
+            if job.ends_from is not None and self._learned_ends == NONE:
+                trained[last - 1] = False
             if job.masked:
                 own, learned = offsets[first:last], trained[first:last]
                 trained[first:last], notes[number] = without_masked(job.text, job.runs, job.masked, own, learned)

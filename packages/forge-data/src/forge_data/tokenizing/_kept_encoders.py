@@ -19,8 +19,8 @@ _MOST = 4
 """Encoders that a thread keeps; each keeps its tokenizer."""
 
 
-_Key = tuple[int, str, str, str | None, str]
-"""The tokenizer's id, `train_on`, `turns`, `turn_end`, and the template's arguments as JSON."""
+_Key = tuple[int, str, str, str | None, str, str]
+"""The tokenizer's id, `train_on`, `turns`, `turn_end`, `train_on_turn_end`, and the template's arguments as JSON."""
 
 
 class _Kept(NamedTuple):
@@ -48,13 +48,13 @@ def kept_encoder(tokenizer: "PreTrainedTokenizerBase", options: Options) -> Enco
     chosen = with_template(tokenizer, options.chat_template, options.chat_template_kwargs)
     given: dict[str, Any] = {
         "train_on": options.train_on, "turns": options.turns, "arguments": options.chat_template_kwargs,
-        "turn_end": options.turn_end,
+        "turn_end": options.turn_end, "train_on_turn_end": options.train_on_turn_end,
     }  # fmt: skip
     if chosen is not tokenizer:
         return Encoder(chosen, **given)
     kept, arguments = _encoders.kept, json.dumps(options.chat_template_kwargs, sort_keys=True)
     # An encoder holds its tokenizer, so no other one can have its id meanwhile.
-    key = (id(tokenizer), options.train_on, options.turns, options.turn_end, arguments)
+    key = (id(tokenizer), options.train_on, options.turns, options.turn_end, options.train_on_turn_end, arguments)
     found = _found(key, tokenizer)
     if found is None:
         found = kept[key] = _Kept(Encoder(tokenizer, **given), _state(tokenizer))
@@ -63,9 +63,11 @@ def kept_encoder(tokenizer: "PreTrainedTokenizerBase", options: Options) -> Enco
     return found.encoder
 
 
-def known_encoder(tokenizer: "PreTrainedTokenizerBase", train_on: str, turns: str, turn_end: str | None) -> Encoder | None:
+def known_encoder(
+    tokenizer: "PreTrainedTokenizerBase", train_on: str, turns: str, turn_end: str | None, train_on_turn_end: str
+) -> Encoder | None:
     """Return the encoder that a call with these arguments left; None without one."""
-    found = _found((id(tokenizer), train_on, turns, turn_end, "{}"), tokenizer)
+    found = _found((id(tokenizer), train_on, turns, turn_end, train_on_turn_end, "{}"), tokenizer)
     return None if found is None else found.encoder
 
 

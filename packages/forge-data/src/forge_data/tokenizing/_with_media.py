@@ -109,6 +109,7 @@ def expanded(chat: Chat, made: Conversation, processor: ModelProcessor) -> tuple
         notes=(*made.notes, *notes),
         spans=[moved_span(span, starts, stops, sizes) for span in made.spans],
         runs=[(*moved((start, stop), starts, stops, sizes), owner) for start, stop, owner in made.runs],
+        masked=tuple((start, stop) for start, stop in (moved(ends, starts, stops, sizes) for ends in made.masked)),
     )
     spans = [(place - size, place) for place, size in zip(places, sizes, strict=True)]
     return conversation, MediaSpans(chat.place, tuple(media), spans, written.ids, processor, conversation.runs)

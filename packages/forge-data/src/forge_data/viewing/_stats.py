@@ -130,7 +130,12 @@ class Stats:
 
 
 def _rows_of(share: SourceShare) -> list[str]:
-    return [*("-" if count is None else _number(count) for count in (share.read, share.kept)), share.format or "-"]
+    return [*("-" if count is None else _number(count) for count in (share.read, share.kept)), _short(share.format)]
+
+
+def _short(name: str | None) -> str:
+    """Write a format's name for a column of a table; one with texts of its own in short."""
+    return "-" if name is None else f"{name[:8]}{{…}}" if "{" in name else name
 
 
 def stats(store: "TokenStore | PromptStore") -> Stats:

@@ -110,6 +110,7 @@ _LENGTH = ("num_epochs", "max_steps", "max_tokens")
 ADDED = {
     "max_samples": None,
     "system_prompt": None,
+    "train_on_turn_end": "turn",
     "shuffle": True,
     "min_p": 0.0,
     "repetition_penalty": 1.0,

@@ -30,6 +30,7 @@ RENAMED = {
         "num_proc": "dataset_num_proc dataset_processes preprocessing_num_workers data_process_num_cpu_procs",
         "max_seq_len": "max_length max_seq_length sequence_len cutoff_len max_len",
         "chat_template": "chat_template_path chat_template_jinja chat_tmpl_path",
+        "train_on_turn_end": "train_on_eos train_on_eot",
         "system_prompt": "default_system default_system_message new_system_prompt system",
         "num_epochs": "num_train_epochs max_epochs epochs total_epochs num_episodes",
         "effective_batch_size": "batch_size train_batch_size prompt_batch_size rollout_batch_size",
@@ -258,8 +259,6 @@ TOLD = {
         "choose train_on: assistant (the default), last, completion, all": """assistant_only_loss completion_only_loss
             train_on_responses_only loss_scale""",
         "name the roles in train_on, such as assistant,user": "roles_to_train",
-        "a turn is learned with the token that ends it, and no other turn's (train_on=all learns all)": """train_on_eos
-            train_on_eot""",
         "a message's 'train' says if it is learned, or which stretches are; of another name, with preprocess": """
             message_field_training message_field_training_detail""",
         "max_seq_len with on_overflow: drop (the default), truncate, split, error": """truncation_mode excess_length_strategy

@@ -43,7 +43,8 @@ OWN = {
         "sft, dpo and all others but pretrain": "on_overflow",
         "sft, dpo and all others but pretrain and embed": "chat_template chat_template_kwargs system_prompt",
         "sft, dpo and all others but pretrain, sdft, ppo, grpo and rloo": "max_seq_len",
-        "sft and all others but pretrain, sdft, classify, embed, ppo, grpo and rloo": "train_on turns turn_end data_format",
+        "sft and all others but pretrain, sdft, classify, embed, ppo, grpo and rloo": """train_on turns turn_end data_format
+            train_on_turn_end""",
         "sft, dpo and all others but sdft, classify, embed, ppo, grpo and rloo": "num_proc lint",
     }.items()
     for name in names.split()

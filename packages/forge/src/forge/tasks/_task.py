@@ -212,6 +212,7 @@ class Task(ABC):
             chat_template_kwargs=s.data.chat_template_kwargs,
             system_prompt=s.data.system_prompt,
             turn_end=s.data.turn_end,
+            train_on_turn_end=s.data.train_on_turn_end,
             max_seq_len=s.data.max_seq_len,
             on_overflow=s.data.on_overflow,
             **self.reading(s),

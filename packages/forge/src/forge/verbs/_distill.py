@@ -116,6 +116,7 @@ class Distill(SFT):
             chat_template_kwargs=d.chat_template_kwargs,
             system_prompt=d.system_prompt,
             turn_end=d.turn_end,
+            train_on_turn_end=d.train_on_turn_end,
             max_seq_len=d.max_seq_len,
             on_overflow=d.on_overflow,
             **self.reading(s),

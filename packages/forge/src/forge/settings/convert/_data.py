@@ -248,7 +248,6 @@ def rows(draft: Draft) -> None:
         del left["train_on_inputs"]
         draft.found["train_on"] = ",".join(ROLES)
     draft.drop("roles_to_train", when=(["assistant"],))
-    draft.drop("train_on_eos", when=("turn",))
     draft.drop("flash_attention", "flash_attn", "use_flash_attention_2", when=(True, False, "auto", "fa2"))
     if draft.library == "TRL" and draft.verb in ("sft", "osft"):
         _learned(draft)

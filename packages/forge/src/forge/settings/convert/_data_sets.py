@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -21,7 +22,6 @@ PROMPTED = ("sft", "osft", "distill")
 ROLES = {"user": ("human", "user"), "assistant": ("gpt", "assistant"), "system": ("system",), "tool": ("tool",)}
 _AS_ANYWAY: dict[str, tuple[object, ...]] = {
     "roles_to_train": (["assistant"],),
-    "train_on_eos": ("turn",),
     "message_field_training": ("train",),
     "message_field_training_detail": ("train_detail",),
     "chat_template": ("tokenizer_default",),
@@ -77,6 +77,8 @@ class _DataSet(NamedTuple):
     """Format of its rows; `auto` where there is none of that type."""
     columns: dict[str, str]
     """Columns that are read under another name, each with that name."""
+    ends: str | None = None
+    """Which ends of turns are learned; None where its type does not ask."""
 
 
 def data_sets(draft: Draft) -> None:
@@ -92,6 +94,7 @@ def data_sets(draft: Draft) -> None:
             read += _entry(each, key, setting, draft)
         paths = [each.path for each in read[first:]]
         found[setting] = paths[0] if len(paths) == 1 else paths
+    _turn_ends(draft, [each for each in read if each.setting == "data_path"])
     kinds = {each.kind for each in read if each.setting == "data_path"}
     if kinds == {"completion"} and "on_overflow" in draft.known:
         found["on_overflow"] = "split"  # long texts are cut into several there too
@@ -141,7 +144,7 @@ def _entry(each: Any, key: str, setting: str, draft: Draft) -> list[_DataSet]:
     kind, named = own.pop("type", None), None
     own.pop("ds_type", None)
     if kind is not None and key != "pretraining_dataset":
-        named = _format_of(str(kind), draft)
+        named = _format_of(kind, draft)
         if named is None:
             here = _OF_AN_ENTRY["type"]
             if isinstance(kind, Mapping):
@@ -150,6 +153,10 @@ def _entry(each: Any, key: str, setting: str, draft: Draft) -> list[_DataSet]:
     if own.get("field_thinking") == own.get("template_thinking_key") in _REASONING:
         del own["field_thinking"], own["template_thinking_key"]  # read under each of these names, and given to the template so
     columns: dict[str, str] = {}
+    eos, eot = own.pop("train_on_eos", None), own.pop("train_on_eot", None)
+    chat = str(kind).startswith("chat_template") and draft.verb in PROMPTED
+    if chat and None not in (eos, eot) and eos != eot:
+        lost.append(f"{key}[].train_on_eos: {eos!r}: a turn has one end, of which train_on_eot says whether it is learned")
     for name, value in own.items():
         if name in _COLUMNS and isinstance(value, str) and value not in _AS_ANYWAY.get(name, ()):
             _name(columns, value, _COLUMNS[name], lost)
@@ -170,7 +177,18 @@ def _entry(each: Any, key: str, setting: str, draft: Draft) -> list[_DataSet]:
         paths = [":".join([str(path), *([str(config)] if config else []), str(split or "train")])]
     of_kind = None if kind is None or key == "pretraining_dataset" else str(kind)
     known = named if named is not None and "data_format" in draft.known else "auto"
-    return [_DataSet(setting, each, of_kind, known, columns) for each in paths]
+    ends = str(eot or eos or "turn") if chat else None  # read by no other type there
+    return [_DataSet(setting, each, of_kind, known, columns, ends) for each in paths]
+
+
+def _turn_ends(draft: Draft, read: list[_DataSet]) -> None:
+    """Read which ends of turns are learned of conversations; of texts it is always the EOS."""
+    asked = list(dict.fromkeys(each.ends for each in read if each.ends is not None))
+    if asked and asked[0] != "turn":
+        draft.found["train_on_turn_end"] = asked[0]
+        if asked[0] == "none" and any(each.ends is None for each in read):
+            draft.lost.append("datasets[].train_on_eos: 'none': of texts the EOS is learned there all the same; here it is not")
+    draft.lost += [f"datasets[].train_on_eos: {each!r}: one train_on_turn_end holds for all data sets" for each in asked[1:]]
 
 
 def roles_of(value: Any) -> list[str] | None:
@@ -180,8 +198,11 @@ def roles_of(value: Any) -> list[str] | None:
     return sorted({names[role] for role in roles}) if roles and all(role in names for role in roles) else None
 
 
-def _format_of(kind: str, draft: Draft) -> str | None:
-    """Return the format of rows that Axolotl has a type for; None where there is none."""
+def _format_of(kind: Any, draft: Draft) -> str | None:
+    """Return the format of a type that Axolotl has or that a file defines; None without one."""
+    if isinstance(kind, Mapping):
+        kind = json.dumps({name: value for name, value in kind.items() if value is not None}, ensure_ascii=False)
+    kind = str(kind)
     if kind in FORMATS:
         return FORMATS[kind]
     field = draft.known.get("data_format")

@@ -36,7 +36,7 @@ def tested(words: list[str]) -> bool | None:
 
 
 def total(text: str) -> int | None:
-    """Count an arithmetic expression of whole numbers as a shell does, in 64 bits; None where it is no such thing.
+    """Count an arithmetic expression as a shell does, in 64 bits; None where it is none.
 
     Raises OverflowError where a number in it has more.
 
