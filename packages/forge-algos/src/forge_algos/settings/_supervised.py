@@ -90,7 +90,9 @@ class DistillSettings:
     ValueError: matched_weight has no effect with loss=jsd: it is read by loss=gold
     """
 
-    teacher_path: str | None = attrs.field(default=None, validator=attrs.validators.optional(_path))
+    teacher_path: str | None = attrs.field(
+        default=None, validator=attrs.validators.optional(_path), metadata={"or": "teacher_logprobs"}
+    )
     """Directory or Hub name of the teacher, which must have the student's vocabulary, but with loss=gold or uld."""
     teacher_logprobs: str | None = attrs.field(default=None, validator=attrs.validators.optional(_path))
     """Directory of a teacher's likeliest tokens at each learned token, which `forge teach` wrote:

@@ -47,7 +47,7 @@ def convert(file: str | Path, *, output: str | Path | None = None, verb: str | N
     library = library_of(values, str(file))
     found = convert_values(values, library, _fields, _checked(verb))
     task = task_of(found.verb)
-    open_names = [name for name in required(task.settings) if name not in found.settings]
+    open_names = [name for name in required(task.settings, found.settings) if name not in found.settings]
     try:
         resolve(task.settings, ("recipe", {**dict.fromkeys(open_names, "?"), **found.settings}))
     except SettingsError as error:
@@ -86,13 +86,12 @@ def validate(file: str | Path, verb: str | None = None) -> str:
         also = f" Of no verb: {unknown(names, known, nested=nested)}" if names else ""
         raise SettingsError(f"{file} does not say which verb it is for: add a line `verb: sft`, or give the verb.{also}")
     task, values = task_of(verb), read_recipe(file, verb)
-    open_names = [name for name in required(task.settings) if values.get(name) is None]
+    given = {name for name, value in values.items() if value is not None}
+    open_names = [name for name in required(task.settings, given) if name not in given]
     # What a recipe leaves to the command line is no fault of it.
     resolve(task.settings, (f"recipe {file}", {**values, **dict.fromkeys(open_names, "?")}))
-    given = f"; to be given: {', '.join(open_names)}" if open_names else ""
-    return (
-        f"{file}: a recipe for forge {verb}, {counted(sum(value is not None for value in values.values()), 'settings')}{given}"
-    )
+    more = f"; to be given: {', '.join(open_names)}" if open_names else ""
+    return f"{file}: a recipe for forge {verb}, {counted(len(given), 'settings')}{more}"
 
 
 def schema(verb: str) -> str:

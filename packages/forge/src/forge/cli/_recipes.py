@@ -14,8 +14,9 @@ from forge._errors import SettingsError
 from forge._new_file import write_new_file
 from forge.cli._options import command_of
 from forge.clusters._words import as_words
+from forge.settings._converted import converted
 from forge.settings._recipe import verb_of
-from forge.settings._settings import converted, dashed, flat_fields
+from forge.settings._settings import dashed, flat_fields
 from forge.settings._shipped import about, shipped, shipped_recipe
 from forge.verbs._registry import task_of
 

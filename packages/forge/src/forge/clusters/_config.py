@@ -103,7 +103,7 @@ class ForgeConfig:
 
     def open_names(self, values: Mapping[str, object]) -> list[str]:
         """List the settings that a run must have and `values` leave open."""
-        return [name for name in required(task_of(self.verb).settings) if name not in values]
+        return [name for name in required(task_of(self.verb).settings, values) if name not in values]
 
     def to_args(self) -> list[str]:
         """Return the words that follow the entry point, escaped as Kubernetes reads arguments."""

@@ -13,8 +13,8 @@ import attrs
 import yaml
 
 from forge._errors import RecipeError, SettingsError
+from forge.settings._converted import converted
 from forge.settings._elsewhere import ALSO, CHOICES, NOT_NEEDED, RENAMED, SO_ANYWAY, SWITCHES, TOLD, hint
-from forge.settings._settings import converted
 from forge.settings._yaml_fault import fault_of
 from forge.settings.convert._adapter import adapter
 from forge.settings.convert._commands import CALLED, VERL, command_values, nested

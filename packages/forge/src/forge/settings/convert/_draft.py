@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from forge._errors import SettingsError
-from forge.settings._settings import converted
+from forge.settings._converted import converted
 
 Fields = Mapping[str, "attrs.Attribute[Any]"]
 """Fields of a verb's settings, by name."""
