@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
 from forge._errors import RecipeError
-from forge.settings.convert._shell import commands
+from forge.settings.convert._shell import _Shell, commands
+from forge.settings.convert._shell_values import total
+from forge.settings.convert._shell_words import Token, tokens
 
 BASH = shutil.which("bash")
 SETS = [
@@ -79,6 +82,59 @@ def test_any_text_ends(text: str) -> None:
         assert "x.sh: cannot be read as a shell script" in str(error)  # noqa: PT017 - most texts can be read
         return
     assert all(isinstance(word, str) for command in found for word in command.words)
+
+
+NUMBERS = st.one_of(st.integers(0, 20), st.integers(0, 10**18 - 1)).map(str)
+SUMS = st.recursive(
+    NUMBERS,
+    lambda inside: st.one_of(
+        st.tuples(inside, st.sampled_from([" + ", "-", "*", "/", "%", "**"]), inside).map("".join),
+        inside.map("({})".format),
+        inside.filter(lambda text: text[0] != "-").map("-{}".format),
+    ).filter(lambda text: "--" not in text),
+    max_leaves=6,
+)
+
+
+@pytest.mark.skipif(BASH is None, reason="no bash on this machine, whose word this is compared with")
+@given(sums=st.lists(SUMS, min_size=1, max_size=20))
+def test_sums_are_bashs(sums: list[str]) -> None:
+    """In 64 bits, with a power that is large and a minus that binds before it; nothing where bash refuses."""
+    script = "\n".join(f"(echo $(({each}))) 2>/dev/null || echo none" for each in sums)
+    said = subprocess.run([str(BASH), "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert [str(total(each)).lower() for each in sums] == said
+
+
+def test_a_sum_that_is_too_large_hides_no_command() -> None:
+    """One whose number has more than 64 bits is refused by its text, where it would be run."""
+    (found,) = commands("if [ $((9**999999999)) -gt 3 ]; then run a $((2**10)); fi", "x.sh")
+    assert found.words == ["run", "a", "1024"]
+    large = f"$(({10**20} + 1))"
+    with pytest.raises(RecipeError, match=rf"x\.sh: .*: \$\(\({10**20} \+ 1\)\) has a number beyond the 64 bits"):
+        commands(f"if [ {large} -gt 3 ]; then run a; fi", "x.sh")
+    (found,) = commands(f"if false; then echo {large}; fi; run a", "x.sh")
+    assert found.words == ["run", "a"]
+
+
+class Counting(list[Token]):
+    """Tokens that count how many of them are looked at."""
+
+    seen = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        self.seen += len(found) if isinstance(at, slice) else 1
+        return found
+
+
+@pytest.mark.parametrize(
+    "line", ["echo a 'b'\n", "A='b'\n", "run 'a' \\\n", "L+=('a')\n", "[ 'a' = b ] && run a\n", "cat <<E\na\nE\n"]
+)
+def test_a_line_costs_the_same_wherever_it_stands(line: str) -> None:
+    """Each token is looked at a few times, of a long script as of a short one."""
+    given = Counting(tokens(line * 500 + "run\n", "x.sh"))
+    _Shell(given, {"0": "x.sh"}).listed(())
+    assert given.seen < 40 * len(given)
 
 
 @pytest.mark.parametrize(

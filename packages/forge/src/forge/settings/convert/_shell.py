@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from forge._errors import RecipeError
 from forge.settings.convert._shell_values import tested, total, trimmed
-from forge.settings.convert._shell_words import Token, pieces, tokens
+from forge.settings.convert._shell_words import PLAIN, Token, pieces, tokens
 
 _SET = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
@@ -36,8 +36,12 @@ _DECLARES = ("export", "declare", "local", "readonly", "typeset")
 _WITHOUT_PROGRAM = "true : set shift echo printf cd source unset exit return break continue".split()
 """Words of the shell itself, which are true and call nothing."""
 _DEEPEST = 8
+_SHOWN = 60
+"""Letters of a sum that an error shows."""
 _MOST = 100_000
 """Most commands that are followed, and letters that a word may have."""
+_MOST_KEPT = 1_000_000
+"""Most variables in the environments of all commands together."""
 
 
 class Command(NamedTuple):
@@ -76,12 +80,15 @@ class _Shell:
 
     def __init__(self, given: Sequence[Token], variables: dict[str, str]) -> None:
         self.given = given
+        self.tests = _in_tests(given)
         self.at = 0
         self.variables: dict[str, list[str]] = {name: [value] for name, value in variables.items()}
         self.exported = set(variables) - {"0", "BASH_SOURCE"}
         self.functions: dict[str, int] = {}
         self.calls = 0
         self.steps = 0
+        self.kept = 0
+        """Variables of all environments of commands."""
         self.found: list[Command] = []
         self.live = True
         self.left = ""
@@ -291,6 +298,9 @@ class _Shell:
         if words[0] == "false":
             return False
         exported = {name: self._one(name) for name in self.exported if name in self.variables}
+        self.kept += len(exported)
+        if self.kept > _MOST_KEPT:
+            raise OverflowError
         self.found.append(Command(words, {**exported, **own}))
         return None if not arrays else True
 
@@ -332,7 +342,9 @@ class _Shell:
             split: whether what a variable without quotes stands for is cut at blanks.
 
         """
-        tests = empty or bool(self.at and self._in_test())
+        if len(word) <= _MOST and PLAIN.fullmatch(word):
+            return [word]
+        tests = empty or self.tests[self.at]
         found: list[list[str]] = [[]]
         quoted = False
         for piece, quote in pieces(word):
@@ -356,15 +368,6 @@ class _Shell:
         several = any(_all_of(piece) for piece, quote in pieces(word) if quote != "'")
         keep = tests or (quoted and not several)
         return [each for each in words if each or keep] if len(words) == 1 else words
-
-    def _in_test(self) -> bool:
-        """Tell whether a word stands in a test of this line."""
-        for token in reversed(self.given[: self.at]):
-            if token.kind == "sign":
-                return False
-            if token.text in ("[", "[[", "test"):
-                return True
-        return False
 
     def _filled(self, text: str) -> str:
         """Fill in the variables of a text that has no quotes."""
@@ -424,8 +427,26 @@ class _Shell:
     def _sum(self, text: str) -> list[str] | None:
         """Count an arithmetic expression of whole numbers."""
         plain = re.sub(r"[A-Za-z_]\w*", lambda name: self._one(name[0]) or name[0], self._filled(text))
-        found = total(plain)
+        try:
+            found = total(plain)
+        except OverflowError:
+            if not self._runs():
+                return None
+            shown = text.strip() if len(text) <= _SHOWN else f"{text.strip()[:_SHOWN]}…"
+            raise RecipeError(
+                f"{self._one('0')}: cannot be read as a shell script: $(({shown})) has a number beyond the 64 bits of a shell: "
+                "write a smaller one."
+            ) from None
         return None if found is None else [str(found)]
+
+
+def _in_tests(given: Sequence[Token]) -> list[bool]:
+    """Tell for each token, and for the end, whether a test of its line begins before it."""
+    found, inside = [False], False
+    for token in given:
+        inside = token.kind != "sign" and (inside or token.text in ("[", "[[", "test"))
+        found.append(inside)
+    return found
 
 
 def _and(first: bool | None, second: bool | None) -> bool | None:

@@ -9,11 +9,14 @@ from typing import NamedTuple
 from forge._errors import RecipeError
 
 SIGNS = (";;&", ";;", ";&", "&&", "||", ";", "|", "&", "(", ")", "\n")
+_FIRSTS = frozenset(sign[0] for sign in SIGNS)
 _PLACEHOLDER = re.compile(r"<[A-Za-z][\w.-]*>(?=\s|$)")
 """`<your_path>`, which a shell would read as two redirections, and whoever wrote it as a value to be given."""
 _REDIRECT = re.compile(rf"(?!{_PLACEHOLDER.pattern})(\d*|&)(>>|>\||>&|<&|<<<|<>|>|<)(?!\()")
 _HERE = re.compile(r"\d*<<(-?)\s*(\\?['\"]?)([\w.]+)['\"]?")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
+PLAIN = re.compile(r"[^ \t\n;|&()<>\\'\"`$]+")
+"""Letters that mean nothing but themselves."""
 _CLOSES = {"(": ")", "{": "}"}
 _SHOWN = 60
 """Letters of a script that an error shows."""
@@ -79,7 +82,7 @@ class _Reader:
                 words = tuple(each.text for each in self.tokens(")") if each.kind == "word")
                 self._close(")")
                 yield Token("array", array[0][:-1], words)
-            elif found := next((each for each in SIGNS if self.text.startswith(each, self.at)), None):
+            elif sign in _FIRSTS and (found := next((each for each in SIGNS if self.text.startswith(each, self.at)), None)):
                 self.at += len(found)
                 yield Token("sign", found)
                 if found == "\n":
@@ -92,11 +95,12 @@ class _Reader:
     def _documents(self) -> Iterator[Token]:
         """Read the here-documents that begin at this line."""
         for mark, plain in self.here:
-            lines = self.text[self.at :].split("\n")
-            length = next((number for number, line in enumerate(lines) if line.strip() == mark), len(lines))
-            body = "\n".join(lines[:length])
-            self.at = min(len(self.text), self.at + len("\n".join(lines[: length + 1])) + 1)
-            yield Token("here", "plain" if plain else "", (body,))
+            end = re.compile(rf"^[^\S\n]*{re.escape(mark)}[^\S\n]*$", re.MULTILINE).search(self.text, self.at)
+            start, stop = self.at, len(self.text) if end is None else end.start()
+            self.at = len(self.text) if end is None else min(len(self.text), end.end() + 1)
+            yield Token(
+                "here", "plain" if plain else "", (self.text[start : max(start, stop - 1)] if end else self.text[start:],)
+            )
         self.here.clear()
 
     def _blanks(self) -> None:
@@ -112,6 +116,9 @@ class _Reader:
         """Read one word, with quotes, variables and commands in it as they are written."""
         start = self.at
         while self.at < len(self.text):
+            if plain := PLAIN.match(self.text, self.at):
+                self.at = plain.end()
+                continue
             sign = self.text[self.at]
             if sign in " \t\n;|&()" and self.at > start:
                 break
