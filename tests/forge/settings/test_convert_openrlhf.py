@@ -9,12 +9,9 @@ import pytest
 import yaml
 
 from forge._errors import RecipeError
-from forge.settings._settings import resolve
-from forge.settings.convert._convert import convert, library_of, read_foreign
-from forge.verbs._registry import task_of
 
 from ...whole.repository import ROOT
-from .test_convert import fields
+from .scripts import looked_at, recipe_of
 
 PAGE = (ROOT / "docs" / "migrating" / "openrlhf.md").read_text()
 (THEIRS,) = re.findall(r"```shell\n(# OpenRLHF: .*?)```", PAGE, re.DOTALL)
@@ -23,18 +20,7 @@ PAGE = (ROOT / "docs" / "migrating" / "openrlhf.md").read_text()
 
 def of(command: str) -> Any:
     """What a command becomes; a recipe that its verb takes."""
-    values = read_foreign(f"python3 -m openrlhf.cli.{command}", "run.sh")
-    assert library_of(values, "run.sh") == "OpenRLHF"
-    found = convert(values, "OpenRLHF", fields)
-    needed = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o", "reward": ("a:b",)}
-    known = fields(found.verb)
-    resolve(task_of(found.verb).settings, ("recipe", {k: v for k, v in needed.items() if k in known} | found.settings))
-    return found
-
-
-def looked_at(found: Any) -> set[str]:
-    """Keys that are listed as to be looked at."""
-    return {line.partition(":")[0] for line in found.groups.get("not carried over, to be looked at", [])}
+    return recipe_of(f"python3 -m openrlhf.cli.{command}", "OpenRLHF")
 
 
 def test_the_pages_example() -> None:

@@ -11,11 +11,10 @@ import yaml
 
 from forge._errors import RecipeError
 from forge.cli._config import convert as write_recipe
-from forge.settings._settings import resolve
-from forge.settings.convert._convert import convert, library_of, read_foreign
-from forge.verbs._registry import task_of
+from forge.settings.convert._convert import convert, read_foreign
 
 from ...whole.repository import ROOT
+from .scripts import looked_at, recipe_of
 from .test_convert import fields
 
 PAGE = (ROOT / "docs" / "migrating" / "verl.md").read_text()
@@ -34,18 +33,7 @@ def script(*more: str, module: str = "verl.trainer.main_ppo") -> str:
 
 def of(text: str, verb: str | None = None) -> Any:
     """What a script becomes; a recipe that its verb takes."""
-    values = read_foreign(text, "run.sh")
-    assert library_of(values, "run.sh") == "verl"
-    found = convert(values, "verl", fields, verb)
-    needed = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o", "reward": ("a:b",)}
-    known = fields(found.verb)
-    resolve(task_of(found.verb).settings, ("recipe", {k: v for k, v in needed.items() if k in known} | found.settings))
-    return found
-
-
-def looked_at(found: Any) -> set[str]:
-    """Keys that are listed as to be looked at."""
-    return {line.partition(":")[0] for line in found.groups.get("not carried over, to be looked at", [])}
+    return recipe_of(text, "verl", verb)
 
 
 def test_the_pages_example() -> None:
