@@ -56,6 +56,13 @@ def test_a_switch_with_a_value(words: list[str], said: str, capsys: pytest.Captu
     assert capsys.readouterr().err == f"forge: {said}\n"
 
 
+@pytest.mark.parametrize("words", [["sft", "--data-path", "-"], ["generate", "m", "-"], ["export", "-", "--merge"]])
+def test_standard_input_is_no_file(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`-`, of which "unknown option" was said, is told what to do."""
+    assert _cli.main(words) == 2
+    assert capsys.readouterr().err.startswith("forge: `-` is no file here: write what comes on standard input to a file")
+
+
 def test_unknown_options_of_a_command_without_a_name(capsys: pytest.CaptureFixture[str]) -> None:
     """`python -m forge.mini` begins with its options; it said of an unknown one that another lacks a value."""
     assert mini(["--nonsense", "3", "--lr", "1"]) == 2

@@ -44,6 +44,11 @@ def check_words(app: cyclopts.App, words: Sequence[str]) -> None:
     if not flags:
         return
     _check_switches(apps[-1].default_command, flags, words)
+    if "-" in words[: words.index("--") if "--" in words else None]:
+        raise SettingsError(
+            "`-` is no file here: write what comes on standard input to a file, and give that (`forge generate RUN < "
+            "prompt.txt` reads a prompt)."
+        )
     known = set(_spellings(flags)) | {*apps[-1].help_flags, *apps[-1].version_flags}
     names = {word: "" for word in _options(words) if word not in known}
     if names:
