@@ -59,6 +59,14 @@ def test_only_integers(name, value):
         PlanSettings(**{name: value})
 
 
+@pytest.mark.parametrize("name", ["effective_batch_size", "max_tokens_per_gpu"])
+def test_sizes_that_no_plan_holds(name):
+    """What a plan's 32 bits cannot count is refused before any row is read."""
+    assert getattr(PlanSettings(**{name: 2**31 - 1}), name) == 2**31 - 1
+    with pytest.raises(ValueError, match=f"{name} must be an integer from 1 to 2147483647, got {2**31}"):
+        PlanSettings(**{name: 2**31})
+
+
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_seed_range(seed):
     """A seed fits into 32 bits, as every generator that it feeds requires."""

@@ -1,6 +1,7 @@
 """A chat template and arguments of the user's choice: rows are written with them, and the tokenizer keeps them."""
 
 import json
+import os
 
 import pytest
 
@@ -107,6 +108,11 @@ def test_what_no_template_reads(qwen, tmp_path):
         with_template(qwen, str(broken))
     with pytest.raises(TemplateError, match="cannot be read as a file"):
         tokenize(ROW, qwen, chat_template=str(tmp_path / "none.jinja"))
+    os.mkfifo(tmp_path / "pipe.jinja")
+    with pytest.raises(TemplateError, match="cannot be read as a file .it is a named pipe, and to read one may never end"):
+        tokenize(ROW, qwen, chat_template=str(tmp_path / "pipe.jinja"))
+    with pytest.raises(DataError, match="system_prompt.* which cannot be read: it is a named pipe"):
+        tokenize(ROW, qwen, system_prompt=f"file:{tmp_path / 'pipe.jinja'}")
     with pytest.raises(DataError, match="`chat_template_kwargs` is a list of 1"):
         tokenize(ROW, qwen, chat_template_kwargs=["x"])
     bare = with_source(qwen, None)

@@ -261,6 +261,8 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
         (["report", str(tmp_path / "empty")], "it has no config.yaml"),
         (["report", str(torn)], "config.yaml: cannot be read"),
         (["report", str(run), "--output", str(tmp_path / "file" / "x.html")], "--output"),
+        # Of a directory the text of what writes, which names the file, is not said twice.
+        (["report", str(run), "--output", str(tmp_path / "empty")], f"--output {tmp_path / 'empty'}: cannot be written: ["),
         (["compare", str(run)], "takes 2 to 24 run directories, and got 1"),
         (["compare", str(run), str(tmp_path / "none"), "--output", str(tmp_path / "c.html")], "there is no such directory"),
     ):

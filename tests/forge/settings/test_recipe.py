@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,18 @@ def test_missing_and_directory(tmp_path: Path) -> None:
     for name, message in (("", "an empty name"), ("~nobody-of-this-name/r.yaml", "no such user")):
         with pytest.raises(RecipeError, match=message):
             read_recipe(name)
+
+
+def test_a_named_pipe_is_no_recipe(tmp_path: Path) -> None:
+    """Nobody may ever write into it; what a shell calls `<(command)` is read."""
+    os.mkfifo(tmp_path / "r.yaml")
+    with pytest.raises(RecipeError, match=r"r\.yaml: is a named pipe, and to read one may never end"):
+        read_recipe(tmp_path / "r.yaml")
+    reader, writer = os.pipe()
+    os.write(writer, b"seed: 3\n")
+    os.close(writer)
+    assert read_recipe(f"/dev/fd/{reader}") == {"seed": 3}
+    os.close(reader)
 
 
 @pytest.mark.parametrize(("wrong", "said"), [(3, "not by 3"), (["r.yaml"], "a list"), ({"seed": 1}, r"a dict.*\*\*settings")])

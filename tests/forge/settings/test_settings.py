@@ -120,7 +120,7 @@ def test_values_out_of_range_beside_other_faults() -> None:
         resolve(SFTSettings, ("recipe r.yaml", given))
     for part in (
         "num_epochs must be",
-        "effective_batch_size must be an integer of at least 1, got -1 (recipe r.yaml)",
+        "effective_batch_size must be an integer from 1 to 2147483647, got -1 (recipe r.yaml)",
         "learning_rate must be above 0 and at most 1e+06, got -1.0 (recipe r.yaml)",
         "warmup_steps must be at least 0 and finite, got -4 (recipe r.yaml)",
         "data_path, ckpt_output_dir are required",

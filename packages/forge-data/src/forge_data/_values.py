@@ -1,6 +1,7 @@
 """Values of a row: described in a message, checked as text, decoded from JSON."""
 
 import difflib
+import errno
 import json
 import math
 import re
@@ -99,7 +100,7 @@ def text_given(value: Any) -> Any:
     if not isinstance(value, str) or not value.startswith(_FILE):
         return value
     try:
-        text = Path(value.removeprefix(_FILE)).expanduser().read_text(encoding="utf-8").rstrip("\r\n")
+        text = text_of_file(Path(value.removeprefix(_FILE)).expanduser()).rstrip("\r\n")
     except (OSError, ValueError, RuntimeError) as error:
         why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or error
         raise ValueError(f"names the file {value.removeprefix(_FILE)!r}, which cannot be read: {why}") from error
@@ -107,6 +108,18 @@ def text_given(value: Any) -> Any:
         # The text is kept in place of its file, and would be read as the name of another.
         raise ValueError(f"names the file {value.removeprefix(_FILE)!r}, whose text begins with {_FILE}: change its beginning")
     return text
+
+
+def text_of_file(path: Path) -> str:
+    """Read a file of UTF-8.
+
+    Raises:
+        OSError: it cannot be read, or is a named pipe, which may have no end.
+        UnicodeDecodeError: it is in another encoding.
+    """
+    if path.is_fifo():
+        raise OSError(errno.EINVAL, "it is a named pipe, and to read one may never end; write it to a file")
+    return path.read_text(encoding="utf-8")
 
 
 def text_fault(value: str) -> str | None:

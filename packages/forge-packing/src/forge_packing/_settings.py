@@ -32,7 +32,7 @@ class PlanSettings:
     True
     """
 
-    effective_batch_size: int = attrs.field(default=32, validator=_integer(1))
+    effective_batch_size: int = attrs.field(default=32, validator=_integer(1, 2**31 - 1))
     """Samples in one optimizer step, over all ranks and micro-batches together."""
 
     max_tokens_per_gpu: int | None = attrs.field(default=None, validator=attrs.validators.optional(_integer(1, 2**31 - 1)))

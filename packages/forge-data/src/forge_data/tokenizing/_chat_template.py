@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_data._errors import DataError, TemplateError
 from forge_data._paths import expand_user
-from forge_data._values import nearest
+from forge_data._values import nearest, text_of_file
 from forge_data.chat_template._template import GIVEN
 from forge_data.chat_template._traced_jinja import compile_template
 from forge_data.tokenizing._named_templates import CHAT_TEMPLATES, named_template
@@ -83,7 +83,7 @@ def _chosen(tokenizer: "PreTrainedTokenizerBase", chat_template: str | None) -> 
         return named_template(chat_template, tokenizer)
     path: Path = expand_user(chat_template, DataError)
     try:
-        return path.read_text(encoding="utf-8")
+        return text_of_file(path)
     except (OSError, UnicodeDecodeError) as error:
         named = f"; the tokenizer's own are called {', '.join(own)}" if isinstance(own, dict) else ""
         raise TemplateError(

@@ -77,7 +77,8 @@ def write_page(file: Path, text: str, setting: str) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         forge_dist.write_text_atomically(file, text)
     except (OSError, forge_dist.ForgeDistError) as error:
-        raise SettingsError(f"{setting}={file}: cannot be written: {error}. Give another path.") from error
+        said = str(error).removeprefix(f"{file} cannot be written: ")
+        raise SettingsError(f"{setting}={file}: cannot be written: {said}. Give another path.") from error
     return file
 
 

@@ -36,9 +36,9 @@ def tested(words: list[str]) -> bool | None:
 
 
 def total(text: str) -> int | None:
-    """Count an arithmetic expression as a shell does, in 64 bits; None where it is none.
+    """Count an arithmetic expression of whole numbers as a shell does, in 64 bits.
 
-    Raises OverflowError where a number in it has more.
+    None where it is no such thing. Raises OverflowError where a number in it has more.
 
     >>> total("2 * (3 + 4) / 5"), total("-7 / 2"), total("9 ** 999999999")
     (2, -3, 3591297635458227769)
