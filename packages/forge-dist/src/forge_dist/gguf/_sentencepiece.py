@@ -25,7 +25,7 @@ def is_sentencepiece(model: Mapping[str, Any]) -> bool:
 
 
 def only_first_has_space(backend: Mapping[str, Any]) -> bool:
-    """Return whether a space is put before a text, unless it has one, but not after special tokens.
+    """Return whether a space goes before a text that has none, but not after special tokens.
 
     transformers makes tokenizers of Llama 2 and of Mistral's first models so; readers put one before both, or before none.
     """
