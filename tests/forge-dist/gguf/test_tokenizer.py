@@ -98,6 +98,19 @@ def test_more_tokens_than_the_model_are_refused():
         tokenizer_fields(tokenizer_of(), 300, HERE)
 
 
+def test_a_special_token_without_embedding_is_left_out():
+    """Gemma 3's for images, where the model has text alone; one that prompts have is refused as others are."""
+    tokenizer = pieces_tokenizer()
+    size = len(tokenizer)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<image>"]})
+    fields = tokenizer_fields(tokenizer, size, HERE)
+    assert len(fields["tokenizer.ggml.tokens"]) == size
+    assert "<image>" not in fields["tokenizer.ggml.tokens"]
+    tokenizer.chat_template = "<image>{{ messages[0]['content'] }}"
+    with pytest.raises(ModelError, match=f"the tokenizer has the id {size}, and the model {size} embeddings"):
+        tokenizer_fields(tokenizer, size, HERE)
+
+
 def _fast(model=None, pre=None, normalizer=None):
     made = Tokenizer(model or models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
     made.pre_tokenizer = pre or pre_tokenizers.ByteLevel(add_prefix_space=False)

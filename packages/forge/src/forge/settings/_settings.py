@@ -337,7 +337,9 @@ def resolve(settings_class: type[T], *layers: tuple[str, Mapping[str, object]]) 
     # A required setting under its name elsewhere is missing for that reason only.
     if missing and not unknown_names:
         several = f"{', '.join(missing)} are required: give them here or in a recipe."
-        faults.append(several if len(missing) > 1 else f"{missing[0]} is required: give it here or in a recipe.")
+        or_other = "".join(f", or `{fields[name][1].metadata['or']}`" for name in missing if "or" in fields[name][1].metadata)
+        one = f"{missing[0]} is required: give it here or in a recipe{or_other}."
+        faults.append(several if len(missing) > 1 else one)
     built = {}
     for group, owner in groups(settings_class).items():
         incomplete = group in broken or any(fields[name][0] == group for name in missing)
