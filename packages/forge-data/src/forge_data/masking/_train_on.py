@@ -63,7 +63,7 @@ def learned_parts(chat: Chat, train_on: str) -> list[str]:
 
 
 def with_stretches(chat: Chat, train_on: str) -> Chat:
-    """Settle for each stretch that says nothing whether it is learned: where its message is without it."""
+    """Settle whether stretches that say nothing are learned: where their message is."""
     if not any(stretches is not None and stretches.as_message for stretches in chat.asks.values()):
         return chat
     what = _without_asking(chat, train_on)
@@ -79,7 +79,7 @@ def with_stretches(chat: Chat, train_on: str) -> Chat:
 
 
 def _without_asking(chat: Chat, train_on: str) -> list[str]:
-    """Return what `train_on` and `unmask` have learned of each message, whatever messages say of themselves."""
+    """Return what `train_on` and `unmask` have learned of each message, without `asks`."""
     roles = [message["role"] for message in chat.messages]
     answers = [index for index in range(chat.first_completion, len(roles)) if roles[index] == "assistant"]
     what = [NOTHING] * len(roles)

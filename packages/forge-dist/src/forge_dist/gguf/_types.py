@@ -1,6 +1,7 @@
 """Types of a GGUF file's tensors: which tensor is of which, and how it is rounded."""
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -80,7 +81,6 @@ def quantize(tensor: torch.Tensor, dtype: GGUFType) -> Any:
 
     Numpy's, of bytes but for float32 and float16. Rows are along the last dimension; of a type of blocks a multiple of 32 long.
     """
-    import numpy as np
     from gguf import GGMLQuantizationType, quants
 
     values = tensor.detach().to(device="cpu", dtype=torch.float32).contiguous()
@@ -90,7 +90,8 @@ def quantize(tensor: torch.Tensor, dtype: GGUFType) -> Any:
         return values.to(torch.float16).numpy()
     if dtype == "bfloat16":
         return values.to(torch.bfloat16).view(torch.uint8).numpy()
-    with np.errstate(over="ignore", invalid="ignore"):  # what cannot be held is found by `unheld`
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of what cannot be held, which `unheld` finds
         return quants.quantize(values.numpy(), GGMLQuantizationType[ggml_name(dtype)])
 
 
@@ -104,18 +105,18 @@ def unheld(tensor: torch.Tensor, written: Any, dtype: GGUFType) -> str:
         written: what `quantize` made of it.
         dtype: the type.
     """
-    import numpy as np
-
     largest = tensor.abs().max().item() if tensor.numel() else 0.0
     if not math.isfinite(largest):
         return f"has a number that is {'NaN' if math.isnan(largest) else 'infinite'}: the model computes nothing"
     if dtype in ("float32", "bfloat16", "mxfp4"):
         return ""
-    scales = written
+    scales = torch.from_numpy(written)
     if in_blocks(dtype):
-        blocks = written.reshape(-1, stored_bytes((BLOCK,), dtype))
-        scales = np.ascontiguousarray(blocks[:, : 4 if dtype.endswith("_1") else 2]).view(np.float16)
-    return "" if np.isfinite(scales).all() else f"has a number of {largest:g}, which {dtype} cannot hold: take dtype=bfloat16"
+        blocks = scales.reshape(-1, stored_bytes((BLOCK,), dtype))
+        scales = blocks[:, : 4 if dtype.endswith("_1") else 2].contiguous().view(torch.float16)
+    if scales.isfinite().all():
+        return ""
+    return f"has a number of {largest:g}, which {dtype} cannot hold: take dtype=bfloat16"
 
 
 def gguf_rounded(tensor: torch.Tensor, dtype: GGUFType) -> torch.Tensor:
