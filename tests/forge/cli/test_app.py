@@ -285,8 +285,14 @@ def test_a_copy_of_a_recipe_goes_where_nothing_is(tmp_path: Path, capsys: pytest
     (tmp_path / "link.yaml").symlink_to(tmp_path / "gone")
     (tmp_path / "file").write_text("")
     for place, said in (
-        ("none/mine.yaml", f"{tmp_path / 'none'} does not exist. Make that directory, or give another file."),
-        ("file/mine.yaml", f"{tmp_path / 'file'} is no directory. Make that directory, or give another file."),
+        (
+            "none/mine.yaml",
+            f"cannot be written: {tmp_path / 'none'} does not exist. Make that directory, or give another file.",
+        ),
+        (
+            "file/mine.yaml",
+            f"cannot be written: {tmp_path / 'file'} is no directory. Make that directory, or give another file.",
+        ),
         ("link.yaml", "exists already, and nothing is written over it. Give another file."),
     ):
         assert _cli.main(["recipes", "cp", "sft", str(tmp_path / place)]) == 2

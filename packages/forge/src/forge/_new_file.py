@@ -26,7 +26,9 @@ def write_new_file(file: str | Path, text: str, *, argument: str = "") -> Path:
         raise RunDirectoryError(f"{argument}{target}: exists already, and nothing is written over it. Give another file.")
     if not target.parent.is_dir():
         what = "is no directory" if os.path.lexists(target.parent) else "does not exist"
-        raise RunDirectoryError(f"{argument}{target}: {target.parent} {what}. Make that directory, or give another file.")
+        raise RunDirectoryError(
+            f"{argument}{target}: cannot be written: {target.parent} {what}. Make that directory, or give another file."
+        )
     try:
         forge_dist.write_text_atomically(target, text)
     except forge_dist.ForgeDistError as error:

@@ -79,7 +79,7 @@ def with_stretches(chat: Chat, train_on: str) -> Chat:
 
 
 def _without_asking(chat: Chat, train_on: str) -> list[str]:
-    """Return what `train_on` and `unmask` have learned of each message, by themselves."""
+    """Return what `train_on` and `unmask` have learned of each message, without `asks`."""
     roles = [message["role"] for message in chat.messages]
     answers = [index for index in range(chat.first_completion, len(roles)) if roles[index] == "assistant"]
     what = [NOTHING] * len(roles)

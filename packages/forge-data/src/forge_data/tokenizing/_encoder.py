@@ -381,7 +381,7 @@ class Encoder:
     def _examples(
         self, jobs: list[_Job], ids: _Ids, offsets: _Offsets, sizes: list[int]
     ) -> list[tuple[TokenizedExample, list[Note]]]:
-        """Make examples of the tokens of texts, in their order, with what was noted of them."""
+        """Make examples of the tokens of texts, one text after the other, with notes of each."""
         if not jobs:
             return []
         bounds = list(pairwise([0, *np.cumsum(sizes).tolist()]))

@@ -96,7 +96,7 @@ def quantize(tensor: torch.Tensor, dtype: GGUFType) -> Any:
     if dtype == "bfloat16":
         return values.to(torch.bfloat16).view(torch.uint8).numpy()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # what cannot be held is found by `unheld`
+        warnings.simplefilter("ignore", RuntimeWarning)  # of what cannot be held, which `unheld` finds
         return quants.quantize(values.numpy(), GGMLQuantizationType[ggml_name(dtype)])
 
 
@@ -119,7 +119,9 @@ def unheld(tensor: torch.Tensor, written: Any, dtype: GGUFType) -> str:
     if in_blocks(dtype):
         blocks = scales.reshape(-1, stored_bytes((BLOCK,), dtype))
         scales = blocks[:, : 4 if dtype.endswith("_1") else 2].contiguous().view(torch.float16)
-    return "" if scales.isfinite().all() else f"has a number of {largest:g}, which {dtype} cannot hold: take dtype=bfloat16"
+    if scales.isfinite().all():
+        return ""
+    return f"has a number of {largest:g}, which {dtype} cannot hold: take dtype=bfloat16"
 
 
 def gguf_rounded(tensor: torch.Tensor, dtype: GGUFType) -> torch.Tensor:
