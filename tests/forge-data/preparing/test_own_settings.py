@@ -130,6 +130,7 @@ def test_a_store_is_known_by_what_its_data_sets_are_read_as(files, module_tokeni
             r"of .*chats\.jsonl names the column 'question', which no row has",
         ),
         ("chats.jsonl", {"data_format": "alpacca"}, "data_format of the entry .* allowed: .*did you mean 'alpaca'"),
+        ("chats.jsonl", {"data_format": ["alpaca"]}, "data_format of the entry .* is a list of 1; allowed: auto"),
         ("chats.jsonl", {"type": "alpaca"}, "the entry .*chats.jsonl has 'type', which is not known; here it is data_format"),
         ("chats.jsonl", {"rename_columns": {}}, "rename_columns of the entry .* is an object with no fields; it must be"),
         ("chats.jsonl", {"rename_columns": {"a": 1}}, "rename_columns of the entry .* holds int 1"),

@@ -1095,12 +1095,14 @@ def test_prompt_types(kind: str) -> None:
         ),
     ],
 )
-def test_several_types(data_sets, settings) -> None:
+def test_several_types(data_sets: str, settings: dict[str, Any]) -> None:
     """What data sets have in common is the run's, the rest their own; the recipe that is written is one that is read."""
     found = converted(AXOLOTL + data_sets + "\n")
     names = ("data_path", "eval_data_path", "data_format", "rename_columns", "on_overflow")
     assert {name: found.settings[name] for name in names if name in found.settings} == settings
     assert not [line for line in found.lost if "type" in line and "'new'" not in line and "completion" not in line]
+    needed = {"reward": "a.b:c"} if found.verb == "grpo" else {}
+    resolve(task_of(found.verb).settings, ("recipe r.yaml", {**needed, **found.settings, "ckpt_output_dir": "o"}))
 
 
 def test_a_type_that_is_none_here() -> None:

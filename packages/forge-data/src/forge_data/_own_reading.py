@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from forge_data._errors import DataError
-from forge_data._formats import fault_of, is_known
+from forge_data._formats import AUTO, fault_of, is_known
 from forge_data._values import describe, nearest
 
 _WEIGHT = "weight"
@@ -67,8 +67,8 @@ def _entry(path: str, value: object) -> Entry:
             raise DataError(f"the entry {path} has {name!r}, which is not known{near}; known: {', '.join(known)}")
     given = {name: each for name, each in value.items() if each is not None}
     weight = _weight(path, given.pop(_WEIGHT)) if _WEIGHT in given else None
-    if not is_known(given.get("data_format", "auto")):
-        named = given["data_format"]
+    named = given.get("data_format", AUTO)
+    if not isinstance(named, str) or not is_known(named):
         raise DataError(f"data_format of the entry {path} is {describe(named)}; {fault_of(named)}")
     _check_columns(path, given.get("rename_columns"))
     return Entry(weight, OwnReading(**given))
