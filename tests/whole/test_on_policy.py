@@ -137,6 +137,7 @@ def test_two_ranks_are_one(strategy: str, given: dict[str, Any], tmp_path: Path)
     assert [file.read_text() for file in files[0]] == [file.read_text() for file in files[1]]
 
 
+@pytest.mark.lane
 def test_is_planned(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory plan rehearses sampling, and a step on completions as long as they may be."""
     monkeypatch.setattr(_memory, "_SMALL", 0)
