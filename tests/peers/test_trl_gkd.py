@@ -29,11 +29,14 @@ class Rows(list):
 
     def __init__(self) -> None:
         super().__init__(
-            SimpleNamespace(input_ids=np.array([*each, 30, 31]), labels=np.array([-100] * len(each) + [30, 31]))
+            SimpleNamespace(input_ids=np.array([*each, 30, 31]), labels=np.array([-100] * len(each) + [30, 31]), media=())
             for each in PROMPTS
         )
         self.lengths = np.array([len(each.input_ids) for each in self])
         self.loss_counts = np.full(len(self), 2)
+
+    def source(self, index: int) -> str:
+        return f"rows:{index}"
 
 
 def model(seed: int) -> LlamaForCausalLM:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,44 @@ def test_losses_are_those_of_plain_transformers(
     assert figures(run) == pytest.approx([loss for loss, _ in expected], rel=1e-5)
     assert figures(run, "grad_norm") == pytest.approx([norm for _, norm in expected], rel=1e-4)
     assert "could not be measured" not in (run / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("most", [160, pytest.param(600, marks=pytest.mark.lane)])
+def test_own_completions_behind_images(most: int, models: tuple[Path, Path], data: Path, tmp_path: Path) -> None:
+    """With on_policy a step's loss is that of plain transformers at the completions that were sampled behind images."""
+    given = {"model_path": str(models[0]), "teacher_path": str(models[1]), "data_path": str(data), **GIVEN}
+    given |= {"on_policy": 1.0, "max_new_tokens": 9, "max_steps": 1, "max_tokens_per_gpu": most}
+    run = forge.distill(**given, ckpt_output_dir=tmp_path / "run").output_dir
+    student, teacher = map(modalities.plain, models)
+    rows = [json.loads(line)["messages"] for line in data.read_text().splitlines()]
+    total, count, seen = 0.0, 0, 0
+    for line in map(json.loads, (run / "samples" / "step_1.jsonl").read_text().splitlines()):
+        messages = forge_data.TokenStore.open(run / "data" / "train").split(0.2, seed=42)[0].source(line["row"])
+        asked = pictures.prompt_inputs(models[0], rows[int(messages.rpartition(":")[2]) - 1][:-1], data.parent)
+        seen += "pixel_values" in asked
+        begin, drawn = asked["input_ids"].shape[1], torch.tensor([line["completion_ids"]])
+        asked |= {
+            name: torch.cat(
+                (asked[name], drawn if name == "input_ids" else torch.full_like(drawn, name == "attention_mask")), 1
+            )
+            for name in ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+            if name in asked
+        }
+        with torch.no_grad():
+            ours, theirs = (one(**asked).logits[0, begin - 1 : -1].log_softmax(-1) for one in (student, teacher))
+        total += float((theirs.exp() * (theirs - ours)).sum())
+        count += drawn.shape[1]
+    assert seen >= 2
+    assert figures(run) == pytest.approx([total / count], rel=1e-5)
+
+
+@pytest.mark.lane
+@pytest.mark.slow
+def test_own_completions_on_two_ranks(models: tuple[Path, Path], data: Path, tmp_path: Path) -> None:
+    """Two ranks sample the same completions behind images, and make the same losses."""
+    given = {"model_path": str(models[0]), "teacher_path": str(models[1]), "data_path": str(data), **GIVEN}
+    given |= {"on_policy": 0.6, "max_new_tokens": 9, "max_steps": 3, "strategy": "fsdp2"}
+    assert_two_ranks_as_one("distill", given, tmp_path, ("loss", "eval_loss"))
 
 
 @pytest.mark.parametrize("single", [True, False])

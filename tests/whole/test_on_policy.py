@@ -137,6 +137,7 @@ def test_two_ranks_are_one(strategy: str, given: dict[str, Any], tmp_path: Path)
     assert [file.read_text() for file in files[0]] == [file.read_text() for file in files[1]]
 
 
+@pytest.mark.lane
 def test_is_planned(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory plan rehearses sampling, and a step on completions as long as they may be."""
     monkeypatch.setattr(_memory, "_SMALL", 0)
@@ -173,15 +174,10 @@ def test_turns_that_are_learned_apart(given: dict[str, Any], tmp_path: Path) -> 
         ({"optimizer": "schedule_free"}, "schedule_free with on_policy"),
         ({"train_on": "all"}, r"chats\.jsonl:\d+: is learned from its beginning"),
         ({"max_tokens_per_gpu": 30}, "more than max_tokens_per_gpu=30"),
-        ({"data_path": "IMAGES"}, "image"),
     ],
 )
 def test_what_is_refused(more: dict[str, Any], message: str, given: dict[str, Any], tmp_path: Path) -> None:
     """Settings without effect, teachers that read no samples, and rows without a prompt, by name."""
-    if more.get("data_path") == "IMAGES":
-        image = [{"type": "image", "url": "plum.png"}, {"type": "text", "text": "what?"}]
-        asked = [{"role": "user", "content": image}, {"role": "assistant", "content": "a plum"}]
-        more = {"data_path": str(write_rows(tmp_path / "shown.jsonl", [*conversations(4), {"messages": asked}]))}
     with pytest.raises((forge.SettingsError, forge_data.DataError), match=message):
         forge.distill(**given | more, ckpt_output_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -18,6 +18,7 @@ from forge.tasks._reward_model import check_reward_media
 from forge.tasks.items._items import VIRTUAL, padding
 from forge.tasks.items._media import media_names
 from forge.tasks.items._media_tokens import check_texts_beside_media
+from forge.tasks.items._own_answers import OwnAnswers
 from forge.tasks.items._pairs import LoneAnswers, Pairs
 from forge.tasks.items._prompts import Prompts
 from forge.tasks.items._samples import Conversations, Samples
@@ -293,7 +294,7 @@ def single_media(s: Any, tokenizer: Any, items: Samples) -> Samples:
 
 def sampled_media(run: Run) -> forge_algos.online.SampledMedia | None:
     """Return what the sampler must know of a run's images; None where no prompt has any."""
-    if not isinstance(run.train, Prompts) or run.train.media is None:
+    if not isinstance(run.train, OwnAnswers | Prompts) or run.train.media is None:
         return None
     inputs = media_inputs(run.settings, run.tokenizer)
     return forge_algos.online.SampledMedia(

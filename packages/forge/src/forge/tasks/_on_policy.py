@@ -12,10 +12,12 @@ import numpy as np
 
 import forge_algos
 import forge_dist
+from forge.tasks._media import sampled_media
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._rollouts import LOOKED_AT, sampler_of
 from forge.tasks._seeds import step_seed
 from forge.tasks._task import Run
+from forge.tasks.items._media import read_ahead
 from forge.tasks.items._own_answers import OwnAnswers
 
 _CHOICE = -1
@@ -31,7 +33,7 @@ class OnPolicySteps(OfflineSteps):
 
     def __init__(self, run: Run, objective: forge_algos.Objective) -> None:
         super().__init__(run, objective)
-        self._sampler = sampler_of(run, None)
+        self._sampler = sampler_of(run, sampled_media(run))
 
     def steps(self, first: int) -> Iterator[list[Any]]:
         """Yield this rank's micro-batches of each step."""
@@ -41,7 +43,7 @@ class OnPolicySteps(OfflineSteps):
             sampled = np.random.default_rng(step_seed(seed, step, _CHOICE)).random() < own.on_policy
             batches = self._sampled(step) if sampled else self._batches(step)
             run.machine.seed(step_seed(seed, step, run.strategy.data_parallel_rank))
-            yield batches
+            yield read_ahead(batches) if sampled else batches
 
     def _sampled(self, step: int) -> list[Any]:
         """Sample a completion of each prompt of a step; return this rank's micro-batches."""
@@ -59,6 +61,7 @@ class OnPolicySteps(OfflineSteps):
             seed=step_seed(run.settings.plan.seed, step, 0),
             parallel=run.strategy,
             rank=run.strategy.data_parallel_rank,
+            **items.media_of(rows),
         )
         run.ranks.first(lambda: self._write(step + 1, rows, found))
         lengths = [len(ids) for ids in found.completion_ids]
@@ -99,9 +102,12 @@ class RehearsedOnPolicy(OfflineSteps):
         run, items, own = self.run, _items(self.run), self.run.settings.objective
         step = max(self._looked_at(), key=lambda step: int(items.prompt_lengths[run.plan.samples(step)].sum()))
         rows = sorted(map(int, run.plan.samples(step)), key=lambda row: -int(items.prompt_lengths[row]))
-        prompts = [items.prompt(row) for row in rows[: -(-len(rows) // run.plan.world_size)] if items.prompt_lengths[row]]
-        yield from sampler_of(run, None).first_and_last(
-            prompts, max_new_tokens=own.max_new_tokens, **forge_algos.online.draw_options(sampling_of(own))
+        asked = [row for row in rows[: -(-len(rows) // run.plan.world_size)] if items.prompt_lengths[row]]
+        yield from sampler_of(run, sampled_media(run)).first_and_last(
+            [items.prompt(row) for row in asked],
+            max_new_tokens=own.max_new_tokens,
+            **forge_algos.online.draw_options(sampling_of(own)),
+            **items.media_of(asked),
         )
 
     def largest(self) -> int:

@@ -13,10 +13,12 @@ from forge._counted import counted
 from forge._errors import SettingsError
 from forge.settings._settings import RunSettings
 from forge.tasks._lint_check import check_kind
+from forge.tasks._media import has_media, media_inputs, with_media
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._on_policy import OnPolicySteps, RehearsedOnPolicy
 from forge.tasks._reference_model import require_same_tokens
 from forge.tasks._task import Run
+from forge.tasks.items._media import media_names
 from forge.tasks.items._own_answers import own_answers
 from forge.tasks.items._stored_teacher import StoredTeacher, read_record, vocabulary_digest, with_teacher
 from forge.tasks.items._taught import TaughtRows
@@ -93,13 +95,13 @@ class Distill(SFT):
     def check_rows(self, s: Any, setting: str) -> None:
         """Refuse files for their first row, one with images too where two tokenizers read it."""
         own = s.objective
-        media = self.media and own.loss == "jsd" and own.teacher_logprobs is None and not own.on_policy
+        media = self.media and own.loss == "jsd" and own.teacher_logprobs is None
         forge_data.check_first_row(getattr(s.data, setting), media=media, **self.row_kind(s), **self.reading(s))
 
     def prepare(self, s: Any, path: Any, tokenizer: Any, directory: Path, report: Reporter, **more: Any) -> Any:
         """Tokenize rows, with both tokenizers where they may differ; log what both have in common."""
         own = s.objective
-        if own.teacher_logprobs is not None or own.on_policy:
+        if own.teacher_logprobs is not None:
             more["media"] = False
         if own.loss == "jsd":
             return super().prepare(s, path, tokenizer, directory, report, **more)
@@ -128,6 +130,15 @@ class Distill(SFT):
         for line in _in_common(store):
             report.note(line)
         return store
+
+    def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
+        """Refuse what the lint stops, and images that settings or the model cannot have."""
+        super().check_data(s, report, train, held_out)
+        if s.objective.on_policy and has_media(train, held_out) and media_inputs(s).marks:
+            raise SettingsError(
+                f"on_policy and rows with {media_names(train, held_out)}: this model's prompt sees what is ahead of it, and "
+                "its completions do not (PaliGemma), which is not sampled here while training. Leave on_policy out."
+            )
 
     def items(self, s: Any, store: Any) -> Any:
         """Plan samples with their teacher's tokens, where it has others or they are stored."""
@@ -161,6 +172,7 @@ class Distill(SFT):
         own = run.settings.objective
         if not own.on_policy:
             return super().step_source(run)
+        run = with_media(run)
         run.report.note(
             f"on_policy: {own.on_policy:.0%} of the steps are on completions of at most {own.max_new_tokens:,} tokens that the "
             "model samples for the rows' last prompts; loss tokens above are those of the rows' own answers"

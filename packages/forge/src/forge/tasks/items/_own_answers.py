@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from functools import partial
 from typing import Any, Self
 
 import forge_data
 import forge_packing
 from forge._errors import SettingsError
 from forge.tasks.items._items import Ints
+from forge.tasks.items._media import media_row
 from forge.tasks.items._samples import Conversations, Samples
 
 IGNORED = -100
@@ -38,19 +40,23 @@ class OwnAnswers(Samples):
 
     def prompt(self, index: int) -> Any:
         """Return int32[S], what the model is asked instead of learning an item."""
-        ids = self.store[self._last()[index]].input_ids
-        return ids[: self.prompt_lengths[index]]
+        return self._asked(index)[0].input_ids
+
+    @property
+    def media(self) -> forge_data.MediaInputs | None:
+        """What reads the images of prompts; None in a run without any."""
+        return self._media
+
+    def media_of(self, indices: Sequence[int]) -> dict[str, Any]:
+        """Return the images of prompts as an argument of a sampler; {} in a run without any."""
+        if (inputs := self._media) is None:
+            return {}
+        asked = [self._asked(index) for index in indices]
+        return {"media": [partial(inputs, each, place) if each.media else None for each, place in asked]}
 
     def with_completions(self, indices: Sequence[int], completions: Sequence[Any]) -> Any:
         """Pack prompts of items, each with a completion that is learned, into one row."""
-        import numpy as np
-
-        samples = []
-        for index, ids in zip(indices, completions, strict=True):
-            prompt = self.prompt(index)
-            labels = np.append(np.full(len(prompt), IGNORED, np.int32), ids)
-            samples.append((np.append(prompt, ids).astype(np.int32), labels.astype(np.int32)))
-        return forge_packing.collate(samples)
+        return self._row([self._asked(index, ids) for index, ids in zip(indices, completions, strict=True)])
 
     def made_up(self) -> Self:
         """Return the same items, whose batches are as large as those of any step may be."""
@@ -62,13 +68,30 @@ class OwnAnswers(Samples):
         """Pack items as they are in the data into one row."""
         import numpy as np
 
-        if not self._made_up:
-            return forge_packing.collate([self.store[at] for i in map(int, indices) for at in self._samples(i)])
-        asked = [int(i) for i in indices if self.lengths[i] > self._tokens()[i]]
-        others = [at for i in map(int, indices) if i not in asked for at in self._samples(i)]
-        made = self.with_completions(asked, [np.zeros(self.max_new_tokens, np.int32)] * len(asked))
-        rows = [(made.input_ids[a:b], made.labels[a:b]) for a, b in zip(made.cu_seqlens[:-1], made.cu_seqlens[1:], strict=True)]
-        return forge_packing.collate([*rows, *(self.store[at] for at in others)])
+        made = np.zeros(self.max_new_tokens if self._made_up else 0, np.int32)
+        found: list[tuple[Any, str]] = []
+        for index in map(int, indices):
+            if len(made) and self.lengths[index] > self._tokens()[index]:
+                found.append(self._asked(index, made))
+            else:
+                found += [(self.store[at], self.store.source(at)) for at in self._samples(index)]
+        return self._row(found)
+
+    def _asked(self, index: int, completion: Any = ()) -> tuple[forge_data.TokenizedExample, str]:
+        """Return the prompt of an item, with a completion that is learned, and its place."""
+        import numpy as np
+
+        at, begin = int(self._last()[index]), int(self.prompt_lengths[index])
+        sample = self.store[at]
+        labels = np.append(np.full(begin, IGNORED, np.int32), completion).astype(np.int32)
+        ids = np.append(sample.input_ids[:begin], completion).astype(np.int32)
+        media = tuple(medium for medium in sample.media if medium.stop <= begin)
+        return forge_data.TokenizedExample(ids, labels, media=media), self.store.source(at)
+
+    def _row(self, found: Sequence[tuple[Any, str]]) -> Any:
+        row = forge_packing.collate([sample for sample, _ in found])
+        samples, places = zip(*found, strict=True) if found else ((), ())
+        return row if self._media is None else media_row(row, samples, places, self._media)
 
     def _last(self) -> Any:
         """Index the last sample of each item."""
