@@ -47,9 +47,11 @@ def main(arguments: list[str]) -> int:
 
 
 def summary(results: dict[str, lane.Result]) -> tuple[str, bool]:
-    """Return a table of the files and what came of each, and whether any test failed."""
+    """Return a table of the files and what came of each, with the names of what failed; and whether any test did."""
     rows = [[f"`{file}`", result["says"]] for file, result in results.items()]
-    return lane.table(["tests", "result"], rows), any(result["failed"] for result in results.values())
+    failed = [f"- `{name}`" for result in results.values() for name in result["failed"]]
+    body = lane.table(["tests", "result"], rows)
+    return (f"{body}\n{len(failed)} failed:\n\n" + "\n".join(failed) + "\n" if failed else body), bool(failed)
 
 
 if __name__ == "__main__":

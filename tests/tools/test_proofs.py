@@ -116,6 +116,7 @@ def test_the_table_has_every_file_and_says_what_failed():
         "b.py": {"says": "0 passed, 1 failed in 2 s", "failed": ["b.py::c"]},
     }
     body, failed = proofs.summary(results)
+    assert body.endswith("\n\n1 failed:\n\n- `b.py::c`\n")
     assert failed
     assert "`a.py` | 1 passed in 3 s" in body
     assert not proofs.summary({"a.py": results["a.py"]})[1]

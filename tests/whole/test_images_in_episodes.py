@@ -193,6 +193,7 @@ def test_a_token_of_an_image_in_an_observation(model: Path, data: Path, tmp_path
         forge.grpo(**settings, ckpt_output_dir=tmp_path / "run")
 
 
+@pytest.mark.lane
 @pytest.mark.slow
 def test_two_ranks(model: Path, data: Path, tmp_path: Path) -> None:
     """Divided it plays and trains as on one rank, also where a rank's rows have no images."""

@@ -113,6 +113,7 @@ def test_a_frame_that_changes_meanwhile(
     assert weights(tmp_path / "run") == weights(whole)
 
 
+@pytest.mark.lane
 def test_the_memory_plan(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps take what was planned, with pixels and the tower's forward."""
     monkeypatch.setattr(_memory, "_SMALL", 0)

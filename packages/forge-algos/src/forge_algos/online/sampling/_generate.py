@@ -256,7 +256,7 @@ class GenerateSampler:
                 del cache, draw, held
 
     def _computed_at_once(self, batch: list[tuple[int, int]], prompts: Sequence[NDArray[Any]], media: Sequence[MediaOf]) -> int:
-        """Count the tokens of prompts in a batch's first forward, shared ones once."""
+        """Return how many tokens of prompts a batch's first forward has, shared ones once."""
         numbers, width = {prompt for prompt, _ in batch}, len(prompts[batch[0][0]])
         shares = self._shares_media if any(media[number] is not None for number in numbers) else self._shares
         once = shares and not growing_positions(self._model, width)
