@@ -204,6 +204,7 @@ def test_what_is_refused(given: dict[str, Any], whole: Path, tmp_path: Path) -> 
         ({"temperature": 2.0}, "was computed with 1"),
         ({"add_tokens": ("<new>",)}, "another tokenizer"),
         ({"teacher_logprobs": str(tmp_path / "none")}, "there is no teacher.json"),
+        ({"teacher_logprobs": None}, "nothing teaches the model"),
     ):
         with pytest.raises((forge.SettingsError, forge_data.DataError), match=message):
             forge.distill(**stored(given, whole) | more, ckpt_output_dir=tmp_path / "run")

@@ -100,7 +100,6 @@ def test_refusals(changes, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "give one of the two"),
         ({"teacher_path": "a", "teacher_logprobs": "b"}, "not both"),
         ({"teacher_path": "a", "teacher_rest": "left_out"}, "no effect without"),
         ({"teacher_logprobs": "b", "loss": "gold"}, "whole distributions"),

@@ -91,7 +91,8 @@ class DistillSettings:
     """
 
     teacher_path: str | None = attrs.field(default=None, validator=attrs.validators.optional(_path))
-    """Directory or Hub name of the teacher, which must have the student's vocabulary, but with loss=gold or uld."""
+    """Directory or Hub name of the teacher, wanted unless teacher_logprobs is given:
+    it must have the student's vocabulary, but with loss=gold or uld."""
     teacher_logprobs: str | None = attrs.field(default=None, validator=attrs.validators.optional(_path))
     """Directory of a teacher's likeliest tokens at each learned token, which `forge teach` wrote:
     in the place of teacher_path, for as many runs as there are."""
@@ -158,12 +159,9 @@ class DistillSettings:
             )
 
     def _check_stored(self) -> None:
-        """Refuse two teachers or none, and what stored log-probabilities do not say."""
-        if (self.teacher_path is None) == (self.teacher_logprobs is None):
-            raise ValueError(
-                "teacher_path, the directory or Hub name of a teacher, or teacher_logprobs, what `forge teach` wrote of one: "
-                f"give {'one of the two' if self.teacher_path is None else 'one, not both'}"
-            )
+        """Refuse two teachers, and what stored log-probabilities do not say."""
+        if self.teacher_path is not None and self.teacher_logprobs is not None:
+            raise ValueError("teacher_path and teacher_logprobs, what `forge teach` wrote of a teacher: give one, not both")
         if self.teacher_logprobs is None:
             if self.teacher_rest != "class":
                 raise ValueError("teacher_rest has no effect without teacher_logprobs: a live teacher has all probabilities")

@@ -65,8 +65,8 @@ class Distill(SFT):
 
     def other_models(self, s: Any) -> dict[str, str]:
         """Return the path of the teacher, or of what is stored of it."""
-        stored = s.objective.teacher_logprobs
-        return {"teacher_path": s.objective.teacher_path} if stored is None else {"teacher_logprobs": stored}
+        paths = {name: getattr(s.objective, name) for name in ("teacher_path", "teacher_logprobs")}
+        return {name: path for name, path in paths.items() if path is not None}
 
     def row_readers(self, s: Any) -> dict[str, str]:
         """Return the teacher where it reads the rows in the run."""
@@ -75,6 +75,11 @@ class Distill(SFT):
     def check_settings(self, s: Any) -> None:
         """Check the teacher, which must have the same vocabulary where one is assumed."""
         own = s.objective
+        if not self.other_models(s):
+            raise SettingsError(
+                "nothing teaches the model: set teacher_path, the directory or Hub name of a teacher, or teacher_logprobs, "
+                "what `forge teach` wrote of one."
+            )
         if own.teacher_logprobs is not None:
             _check_stored(s)
             return
