@@ -93,7 +93,8 @@ class DistillSettings:
     teacher_path: str | None = attrs.field(
         default=None, validator=attrs.validators.optional(_path), metadata={"or": "teacher_logprobs"}
     )
-    """Directory or Hub name of the teacher, which must have the student's vocabulary, but with loss=gold or uld."""
+    """Directory or Hub name of the teacher, wanted unless teacher_logprobs is given:
+    it must have the student's vocabulary, but with loss=gold or uld."""
     teacher_logprobs: str | None = attrs.field(default=None, validator=attrs.validators.optional(_path))
     """Directory of a teacher's likeliest tokens at each learned token, which `forge teach` wrote:
     in the place of teacher_path, for as many runs as there are."""
