@@ -151,6 +151,9 @@ def test_what_it_has_cannot_be_changed(given, match, tmp_path):
         ({"lora_alpha": 0}, "is not what PEFT writes"),
         ({"lora_alpha": float("nan")}, "is not what PEFT writes"),
         ({"rank_pattern": None}, "is not what PEFT writes .*rank_pattern"),
+        ({"target_modules": 5}, "is not what PEFT writes .target_modules=5"),
+        ({"target_modules": "((("}, "is not what PEFT writes .target_modules"),
+        ({"exclude_modules": ["q_proj", 1]}, "is not what PEFT writes .exclude_modules"),
         ({"use_dora": True, "use_rslora": True}, "holds a dora adapter, and adapter=lora: set adapter=dora"),
     ],
 )
@@ -160,6 +163,9 @@ def test_what_is_no_lora_is_refused(change, match, tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     (tmp_path / "adapter_model.safetensors").touch()
     with pytest.raises(AdapterError, match=match):
+        stored_adapter(tmp_path, "lora")
+    (tmp_path / "adapter_config.json").write_text("[" * 100_000)
+    with pytest.raises(AdapterError, match="is not what PEFT writes"):
         stored_adapter(tmp_path, "lora")
 
 

@@ -1,13 +1,14 @@
 """Adapters of every kind that plain PEFT wrote go on as PEFT's own trainable model of them."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import peft
 import pytest
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model, set_peft_model_state_dict
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from forge_algos import SFT, AdapterError, AdapterSettings, OptimizerSettings, adapt, make_optimizer, schedule, train
 from forge_algos.settings._adapter_table import ADAPTERS
@@ -147,6 +148,24 @@ def test_what_it_has_cannot_be_changed(kind, given, match, tmp_path):
     written(tmp_path, kind)
     with pytest.raises(AdapterError, match=match):
         going_on(tmp_path, kind, **given)
+
+
+@pytest.mark.parametrize("kind", ["ia3", "oft", "prompt"])
+@pytest.mark.parametrize(
+    ("spoilt", "match"),
+    [
+        (lambda tensor: tensor * float("nan"), "has a number that is NaN or infinite"),
+        (lambda tensor: tensor.to(torch.int8), "is of the type I8"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_refused(kind, spoilt, match, tmp_path):
+    """By the tensor's name, before anything is computed with it."""
+    written(tmp_path, kind)
+    tensors = load_file(tmp_path / FILE)
+    name = min(tensors)
+    save_file(tensors | {name: spoilt(tensors[name])}, tmp_path / FILE, metadata={"format": "pt"})
+    with pytest.raises(AdapterError, match=f"{re.escape(name)}.* {match}"):
+        going_on(tmp_path, kind)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """An adapter directory → what it decides of `AdapterSettings`, without torch or peft."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def stored_adapter(directory: str | Path, adapter: str) -> StoredAdapter:
     except FileNotFoundError:
         beside = ". It holds a model, which model_path takes" if (folder / "config.json").is_file() else ""
         raise AdapterError(f"adapter_path {folder}: is no adapter: it has no {CONFIG}{beside}") from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise AdapterError(f"adapter_path {folder}: its {CONFIG} is not what PEFT writes ({error!r})") from error
     if not names:
         kinds = sorted({kind.peft_type for kind in ADAPTERS.values() if kind.peft})
@@ -147,10 +148,23 @@ def _shape(folder: Path, config: Mapping[str, Any], name: str) -> dict[str, Any]
         found["init_lora_weights"] = init if init in STORED else "default"
     patterns = {name: config.get(name, {}) for name in ("rank_pattern", "alpha_pattern")}
     wrong |= {name: value for name, value in patterns.items() if not isinstance(value, dict)}
+    chosen = {name: config.get(name) for name in ("target_modules", "exclude_modules")}
+    wrong |= {name: value for name, value in chosen.items() if not _names_modules(value)}
     if wrong:
         said = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
         raise AdapterError(f"adapter_path {folder}: its {CONFIG} is not what PEFT writes ({said})")
     return found
+
+
+def _names_modules(value: object) -> bool:
+    """Tell whether a value is what PEFT has for a choice of modules: none, a pattern, or names."""
+    if isinstance(value, str):
+        try:
+            re.compile(value)
+        except re.error:
+            return False
+        return True
+    return value is None or (isinstance(value, list) and all(isinstance(name, str) for name in value))
 
 
 def _check_options(folder: Path, config: Mapping[str, Any]) -> None:

@@ -54,6 +54,8 @@ from forge_algos.settings._adapter_table import ADAPTERS
 if TYPE_CHECKING:
     from peft import PeftModel
 
+_FLOATS = ("F64", "F32", "F16", "BF16")
+"""Types of safetensors that an adapter's tensors may have."""
 _TOKENS = "prompt_embeddings"
 """Tensor of a prefix or prompt in its file."""
 _OF_THE_MODEL = ("num_layers", "token_dim", "num_attention_heads", "num_transformer_submodules")
@@ -227,9 +229,16 @@ def _shapes(stored: StoredAdapter) -> dict[str, tuple[int, ...]]:
 
     try:
         with safe_open(str(stored.folder / WEIGHTS), "pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
+            found = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (SafetensorError, OSError) as error:
         raise AdapterError(f"adapter_path {stored.folder}: its {WEIGHTS} cannot be read: {error}") from error
+    if codes := [name for name, each in found.items() if each.get_dtype() not in _FLOATS]:
+        kind = found[codes[0]].get_dtype()
+        raise AdapterError(
+            f"adapter_path {stored.folder}: {codes[0]}{_more(codes)} in its {WEIGHTS} is of the type {kind}, and an adapter is of "
+            "floating-point numbers: write it with PEFT's save_pretrained"
+        )
+    return {name: tuple(each.get_shape()) for name, each in found.items()}
 
 
 def _compare(model: "PeftModel", stored: StoredAdapter, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -319,6 +328,11 @@ def _load(model: "PeftModel", stored: StoredAdapter, *, halved: bool = False) ->
     from safetensors.torch import load_file
 
     tensors = {name: tensor for name, tensor in load_file(stored.folder / WEIGHTS).items() if not is_of_base(name)}
+    if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+        raise AdapterError(
+            f"adapter_path {stored.folder}: {broken[0]}{_more(broken)} in its {WEIGHTS} has a number that is NaN or infinite: "
+            "the run that wrote it diverged. Give an earlier export of it"
+        )
     if halved:
         tensors = with_second_halves(tensors, _tensors(model))
     with warnings.catch_warnings():
