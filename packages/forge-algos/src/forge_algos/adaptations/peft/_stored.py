@@ -235,8 +235,8 @@ def _shapes(stored: StoredAdapter) -> dict[str, tuple[int, ...]]:
     if codes := [name for name, each in found.items() if each.get_dtype() not in _FLOATS]:
         kind = found[codes[0]].get_dtype()
         raise AdapterError(
-            f"adapter_path {stored.folder}: {codes[0]}{_more(codes)} in its {WEIGHTS} is of the type {kind}, and an adapter is of "
-            "floating-point numbers: write it with PEFT's save_pretrained"
+            f"adapter_path {stored.folder}: {codes[0]}{_more(codes)} in its {WEIGHTS} is of the type {kind}, and an adapter is "
+            "of floating-point numbers: write it with PEFT's save_pretrained"
         )
     return {name: tuple(each.get_shape()) for name, each in found.items()}
 
