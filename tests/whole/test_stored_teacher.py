@@ -132,7 +132,7 @@ def test_rows_of_the_same_tokens(given: dict[str, Any], tmp_path: Path) -> None:
     found = forge.distill(**stored(given | more, path), ckpt_output_dir=tmp_path / "stored")
     assert metrics(found.output_dir)[0]["loss"] == pytest.approx(metrics(live.output_dir)[0]["loss"], rel=1e-5)
     wider = write_rows(tmp_path / "c.jsonl", [{"input_ids": ids, "labels": ids}])
-    with pytest.raises(forge.SettingsError, match=r"c\.jsonl:1: its token 1 is learned, .* 3 others the teacher says nothing"):
+    with pytest.raises(forge.SettingsError, match=r"c\.jsonl:1: its token 1 is learned, .* nothing of 3 others"):
         forge.distill(**stored(given | more, path, data_path=str(wider)), ckpt_output_dir=tmp_path / "run")
 
 
@@ -200,7 +200,7 @@ def test_what_is_refused(given: dict[str, Any], whole: Path, tmp_path: Path) -> 
     )
     for more, message in (
         ({"data_path": str(shown)}, "image"),
-        ({"train_on": "all"}, r"chats\.jsonl:\d+: its token 1 is learned, .* same train_on"),
+        ({"train_on": "all"}, r"chats\.jsonl:\d+: its token 1 is learned, .* nothing of it, .* run has of train_on, turns"),
         ({"temperature": 2.0}, "was computed with 1"),
         ({"add_tokens": ("<new>",)}, "another tokenizer"),
         ({"teacher_logprobs": str(tmp_path / "none")}, "there is no teacher.json"),
@@ -296,3 +296,21 @@ def test_another_tokenizer_is_refused(given: dict[str, Any], tmp_path: Path) -> 
         taught(given | {"teacher_path": str(other)}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert json.loads((Path(given["teacher_path"]) / "config.json").read_text())["model_type"]
+
+
+def test_reads_rows_as_the_run_does(given: dict[str, Any], tmp_path: Path) -> None:
+    """Ends of turns, bad rows and a format of its own for each file; it says what the stored tokens hold."""
+    file = tmp_path / "bad.jsonl"
+    write_rows(file, [*conversations(6), {"messages": []}])
+    settings = {"train_on_turn_end": "last", "on_bad_row": "skip", "max_bad_rows": 0.5, "validation_split": 0}
+    data = f'{file}={{"data_format": "messages"}}'
+    reading = {name: settings[name] for name in ("train_on_turn_end", "on_bad_row", "max_bad_rows")}
+    found = forge.teach(
+        data_path=[data], teacher_path=given["teacher_path"], model_path=given["model_path"], output=tmp_path / "out",
+        top_k=3, **reading,
+    )  # fmt: skip
+    rests = np.concatenate([load_file(part)["rest"] for part in found.path.glob("*.safetensors")])
+    assert found.covered == pytest.approx(1 - np.exp(rests.astype(np.float64)).mean())
+    assert f"3 tokens at each, which hold {found.covered:.1%} of the teacher's probability" in str(found)
+    run = stored(given, found.path, **settings) | {"data_path": {str(file): {"data_format": "messages"}}}
+    assert forge.distill(**run, ckpt_output_dir=tmp_path / "run").steps == 3

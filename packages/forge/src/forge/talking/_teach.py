@@ -24,7 +24,7 @@ from forge.talking._forgetting import as_columns
 from forge.talking._model import find_model
 from forge.talking._teacher_output import TeacherOutput
 from forge.talking._teacher_rows import read_parts
-from forge.tasks.items._stored_teacher import Part, learned_positions, vocabulary_digest
+from forge.tasks.items._stored_teacher import Part, StoredTeacher, learned_positions, vocabulary_digest
 
 _PART_BYTES = 2**28
 """Bytes of a part's log-probabilities, about: what a kill loses is less than a part."""
@@ -40,14 +40,22 @@ class Taught:
     samples: int
     tokens: int
     """Learned tokens."""
+    top_k: int
+    """Tokens that are stored at each, at most."""
     num_bytes: int
     """Size of the directory, about."""
+    covered: float | None = None
+    """Mean share of the teacher's probability that they hold; None in a dry run."""
     dry_run: bool
 
     def __str__(self) -> str:
         verb = "would write" if self.dry_run else "wrote"
         size = f"{self.num_bytes / 2**20:,.1f} MiB"
-        return f"{verb} {counted(self.tokens, 'learned tokens')} of {counted(self.samples, 'samples')}, {size}\n{self.path}"
+        held = "" if self.covered is None else f", which hold {self.covered:.1%} of the teacher's probability"
+        return (
+            f"{verb} {counted(self.tokens, 'learned tokens')} of {counted(self.samples, 'samples')}, {size}: "
+            f"{counted(self.top_k, 'tokens')} at each{held}\n{self.path}"
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -73,7 +81,9 @@ class _Kind:
     def taught(self, *, samples: int, tokens: int, text: int, width: int) -> Taught:
         """Return the counts and the size, from the tokens in all and K at each learned one."""
         size = tokens * (8 * width + 8) + 4 * text + 20 * samples
-        return Taught(path=self.folder, samples=samples, tokens=tokens, num_bytes=size, dry_run=self.dry_run)
+        return Taught(
+            path=self.folder, samples=samples, tokens=tokens, top_k=width, num_bytes=size, dry_run=self.dry_run
+        )
 
 
 def teach(
@@ -89,6 +99,7 @@ def teach(
     train_on: str = "assistant",
     turns: str = "auto",
     turn_end: str | None = None,
+    train_on_turn_end: str = "turn",
     chat_template: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | Sequence[str] | None = None,
     system_prompt: str | None = None,
@@ -98,6 +109,7 @@ def teach(
     rename_columns: Mapping[str, str] | Sequence[str] | None = None,
     max_samples: int | None = None,
     on_bad_row: str = "error",
+    max_bad_rows: float = 0.01,
     dry_run: bool = False,
 ) -> Taught:
     """Store a teacher's likeliest tokens at each learned token of some rows, once for many runs.
@@ -106,7 +118,7 @@ def teach(
     was when it is started again.
 
     Args:
-        data_path: Files, globs or directories of rows, or one: those of the runs, held-out rows too.
+        data_path: Files, globs or directories of rows, or one, as for forge distill: those of the runs, held-out rows too.
         output: The directory that is written: 8 bytes for each of the top_k tokens of a learned token.
         teacher_path: Directory or Hub name of the teacher.
         model_path: The model that will learn, whose chat template writes the rows; by default the teacher. Both need the same
@@ -119,6 +131,7 @@ def teach(
         train_on: What is learned.
         turns: In which form turns are learned.
         turn_end: Token that ends a learned turn.
+        train_on_turn_end: Which ends of turns are learned.
         chat_template: Chat template in place of the tokenizer's.
         chat_template_kwargs: Arguments of the chat template, such as enable_thinking=false.
         system_prompt: System message of conversations that have none.
@@ -128,6 +141,7 @@ def teach(
         rename_columns: Columns that a format reads under another name, such as question=prompt.
         max_samples: Rows that are read of each entry of data_path.
         on_bad_row: What becomes of a row that is refused.
+        max_bad_rows: Largest share of rows that may be left out.
         dry_run: Say how much would be written, and load no model.
 
     Returns:
@@ -168,46 +182,23 @@ def teach(
             f"teacher_path {teacher}: its tokenizer gives other ids to tokens than that of model_path, so that its predictions "
             "are about other words. Take a teacher of the same family, or `forge distill --loss gold --teacher-path`."
         )
+    reading: dict[str, Any] = {
+        "train_on": train_on, "turns": turns, "turn_end": turn_end, "train_on_turn_end": train_on_turn_end,
+        "chat_template": chat_template, "chat_template_kwargs": chat_template_kwargs, "system_prompt": system_prompt,
+        "max_seq_len": max_seq_len, "on_overflow": on_overflow, "preprocess": preprocess,
+        "rename_columns": as_columns(rename_columns), "max_samples": max_samples, "on_bad_row": on_bad_row,
+        "max_bad_rows": max_bad_rows,
+    }  # fmt: skip
     try:
-        data: Any = forge_data.DataSettings(
-            data_path=files,
-            data_format=data_format,
-            train_on=train_on,
-            turns=turns,
-            turn_end=turn_end,
-            chat_template=chat_template,
-            chat_template_kwargs=chat_template_kwargs,
-            system_prompt=system_prompt,
-            max_seq_len=max_seq_len,
-            on_overflow=on_overflow,
-            preprocess=preprocess,
-            rename_columns=as_columns(rename_columns),
-            max_samples=max_samples,
-            on_bad_row=on_bad_row,
-        )
+        data_sets = attrs.fields_dict(forge_data.DataSettings)["data_path"].metadata["words"](files)
+        data: Any = forge_data.DataSettings(data_path=data_sets, data_format=data_format, **reading)
     except (TypeError, ValueError) as error:
         raise SettingsError(f"{error}.") from error
     report = Reporter(lambda _: None)
     with TemporaryDirectory() as scratch:
-        store = forge_data.prepare(
-            files,
-            student,
-            scratch,
-            format=data.data_format,
-            train_on=data.train_on,
-            turns=data.turns,
-            turn_end=data.turn_end,
-            chat_template=data.chat_template,
-            chat_template_kwargs=data.chat_template_kwargs,
-            system_prompt=data.system_prompt,
-            max_seq_len=data.max_seq_len,
-            on_overflow=data.on_overflow,
-            preprocess=data.preprocess,
-            rename_columns=data.rename_columns,
-            max_samples=data.max_samples,
-            on_bad_row=data.on_bad_row,
-            progress=report.progress("tokenizing"),
-        )
+        read = {name: getattr(data, name) for name in reading}
+        tokenizing = report.progress("tokenizing")
+        store = forge_data.prepare(data_sets, student, scratch, format=data.data_format, **read, progress=tokenizing)
         return _ask(store, teacher, kind, report)
 
 
@@ -228,7 +219,7 @@ def _ask(store: Any, teacher: str, kind: _Kind, report: Reporter) -> Taught:
     with TeacherOutput(kind.folder) as output:
         todo = output.begin(about, {"teacher": teacher, "parts": len(parts), **kind.about})
         if not todo:
-            return found
+            return attrs.evolve(found, covered=StoredTeacher(kind.folder).covered())
         with report.taking(f"loading {teacher}", f"loaded {teacher}"):
             model: Any = forge_dist.load_trained(teacher, dtype=dtype, device=device)
         _check_positions(model, store, samples, teacher)
@@ -246,7 +237,7 @@ def _ask(store: Any, teacher: str, kind: _Kind, report: Reporter) -> Taught:
             output.write(number, _as_part(store, order, list(answers)))
             done += len(part)
             show(done, of)
-    return found
+    return attrs.evolve(found, covered=StoredTeacher(kind.folder).covered())
 
 
 def _check_positions(model: Any, store: Any, samples: Sequence[int], teacher: str) -> None:
@@ -316,7 +307,7 @@ def _convert(files: Sequence[Path], kind: _Kind) -> Taught:
         for number, part in enumerate(read_parts(files, width=width, **how)):
             if number in todo:
                 output.write(number, part)
-    return found
+    return attrs.evolve(found, covered=StoredTeacher(kind.folder).covered())
 
 
 def _row_files(files: Sequence[str]) -> list[Path]:

@@ -182,6 +182,13 @@ class StoredTeacher:
     def __len__(self) -> int:
         return sum(map(len, self._rows))
 
+    def covered(self) -> float:
+        """Return the mean share of the teacher's probability that the stored tokens hold."""
+        import numpy as np
+
+        rests = [np.exp(np.asarray(part["rest"][:], np.float64)) for part in self._parts]
+        return 1 - float(np.concatenate(rests).mean())
+
     def places(self, store: Any) -> list[tuple[int, int] | None]:
         """Find the part and the sample of each sample of a store; None for one that learns nothing.
 
@@ -208,9 +215,10 @@ class StoredTeacher:
         lacks = [np.setdiff1d(learned, self._positions(place)) for place in found]
         least = min(range(len(found)), key=lambda at: len(lacks[at]))
         if len(missing := lacks[least]):
+            more = f", and nothing of {counted(len(missing) - 1, 'others')}" if len(missing) > 1 else ""
             raise SettingsError(
-                f"{where}: its token {int(missing[0])} is learned, and of it and {counted(len(missing) - 1, 'others')} the "
-                "teacher says nothing. Give `forge teach` the same train_on as this run."
+                f"{where}: its token {int(missing[0])} is learned, and the teacher says nothing of it{more}. Give "
+                "`forge teach` what this run has of train_on, turns, turn_end and train_on_turn_end."
             )
         return found[least]
 
