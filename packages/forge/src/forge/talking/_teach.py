@@ -81,9 +81,7 @@ class _Kind:
     def taught(self, *, samples: int, tokens: int, text: int, width: int) -> Taught:
         """Return the counts and the size, from the tokens in all and K at each learned one."""
         size = tokens * (8 * width + 8) + 4 * text + 20 * samples
-        return Taught(
-            path=self.folder, samples=samples, tokens=tokens, top_k=width, num_bytes=size, dry_run=self.dry_run
-        )
+        return Taught(path=self.folder, samples=samples, tokens=tokens, top_k=width, num_bytes=size, dry_run=self.dry_run)
 
 
 def teach(
