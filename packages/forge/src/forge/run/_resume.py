@@ -181,20 +181,19 @@ ADDED = {
 def is_finished(path: Path, s: RunSettings) -> bool:
     """Return whether the run in `path` is finished, and of these settings."""
     try:
-        return s.checkpoints.resume in ("auto", "never") and has_result(path) and same_request(path, s)
+        return s.checkpoints.resume in ("auto", "never") and has_result(path) and not other_request(path, s)
     except (ForgeError, OSError, ValueError):  # its config.yaml, which RunDirectory names
         return False
 
 
-def same_request(path: Path, s: RunSettings) -> bool:
-    """Return whether the run in `path` has the same settings, and the same left open."""
+def other_request(path: Path, s: RunSettings) -> list[str]:
+    """Return in words the settings that ask for another run than that in `path`."""
     before, now = _meant(run_values(path), s), _meant(as_json(as_values(s)), s)
     was_open = left_open((path / "config.yaml").read_text(encoding="utf-8"))
     is_open = {
         name for name, origin in s.origins.items() if origin == "default" or origin.startswith(("chosen", "environment"))
     }
     is_open.discard("osft_directions")
-    place = DIVISION | {"ckpt_output_dir", "quiet"}
     for values in (before, now):
         # A path and its URL are one place.
         if isinstance(url := values.get("checkpoint_storage"), str):
@@ -204,9 +203,13 @@ def same_request(path: Path, s: RunSettings) -> bool:
     def same(name: str) -> bool:
         if name in added:
             return now[name] == ADDED[name]
-        return name in was_open if name in is_open else before.get(name, now[name]) == now[name]
+        return (name in is_open and name in was_open) or before.get(name, now[name]) == now[name]
 
-    return all(same(name) for name in now if name not in place)
+    def change(name: str) -> str:
+        is_now = "left out" if name in is_open and now[name] is None else _word(now[name])
+        return f"`{name}`: {_word(before.get(name, ADDED.get(name)))} → {is_now}"
+
+    return [change(name) for name in now if name not in DIVISION | {"ckpt_output_dir", "quiet"} and not same(name)]
 
 
 def _meant(values: dict[str, Any], s: RunSettings) -> dict[str, Any]:
@@ -444,13 +447,12 @@ def compare_model(path: Path, identity: Mapping[str, str], paths: Mapping[str, s
             f"ckpt_output_dir {path}: holds a run of forge {verb}, and this is forge {identity['verb']}. Give another "
             "ckpt_output_dir."
         )
-    both = ((known, identity), (identity, known))
     for name in sorted((identity.keys() | known.keys()) - {"run", "verb", STORES, ORDER, TURN_END}):
         if name == "base_model" and not (name in known and name in identity):
             continue  # other new tokens than before: the comparison of settings says so
         if name in _MODELS and not (name in known and name in identity):
-            gone, new = ([each for each in _MODELS if each in one and each not in other] for one, other in both)
-            raise _other_models(path, gone, {each: paths[each] for each in new})
+            gone = [each for each in _MODELS if each in known and each not in identity]
+            raise _other_models(path, gone, {each: paths[each] for each in _MODELS if each in identity and each not in known})
         if known.get(name) != identity.get(name) and (digests or not (name in known and name in identity)):
             raise SettingsError(
                 f"ckpt_output_dir {path}: the model in {'model_path' if name == 'model' else name} is not the one that its run "
