@@ -145,6 +145,20 @@ def test_a_finished_run_names_what_is_left_out(given: dict[str, Any], tmp_path: 
     assert forge.sft(**equal, ckpt_output_dir=run).steps == 1
 
 
+def test_a_file_of_another_type_is_warned_of(
+    given: dict[str, Any], tmp_path: Path, unchecked_exports: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On stderr and in the card; nothing of it where the type is the run's."""
+    run = forge.sft(**{**given, "max_steps": 1, "ckpt_output_dir": tmp_path / "run"}).output_dir
+    warned = "which is not the type that the run trained for"
+    for dtype, is_other in (("q8_0", True), ("bfloat16", True), (None, False)):
+        capsys.readouterr()
+        path = forge.export(run, format="gguf", dtype=dtype)
+        said, card = capsys.readouterr().err, (path.parent / "README.md").read_text()
+        assert (f"WARNING: the file will be {dtype}, {warned} (qat q4_0)" in said) == is_other
+        assert (f"This file is {dtype}, {warned}: held-out figures are of numbers in q4_0" in card) == is_other
+
+
 WAYS = {
     "fsdp2": {"strategy": "fsdp2"},
     "ddp": {"strategy": "ddp"},

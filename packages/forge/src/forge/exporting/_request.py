@@ -39,6 +39,8 @@ class ExportRequest:
     format: Format
     base: str
     """Directory or hub name of an adapter's base; of a whole model its own directory."""
+    trained_for: str | None = None
+    """Type that quantization-aware training (`qat`) rounded the run's weights to."""
     task: Any = None
     """Task that the model was trained for, as `forge_dist.directory_task` has it; found by `read`."""
 
@@ -85,8 +87,8 @@ class ExportRequest:
         if adapter and not merge and format == "gguf":
             raise SettingsError(f"{folder} holds an adapter, and a GGUF file a whole model: set merge=True.")
         base = _base_of(folder, of_run, merge=merge, dtype=dtype) if adapter else str(folder)
-        trained_for = None if format != "gguf" or of_run is None else run_values(of_run).get("qat")
-        chosen = dtype or trained_for or _stored_dtype(base if merge else str(folder))
+        trained_for = None if of_run is None else run_values(of_run).get("qat")
+        chosen = dtype or (trained_for if format == "gguf" else None) or _stored_dtype(base if merge else str(folder))
         if output is None and of_run is None:
             raise SettingsError(
                 f"output is required: only an export of a run has a directory of its own, and {run} is none. Give the "
@@ -102,6 +104,7 @@ class ExportRequest:
             dtype=chosen,
             format="gguf" if format == "gguf" else "hf",
             base=base,
+            trained_for=trained_for,
         )
 
     def read(self) -> ExportRequest:
