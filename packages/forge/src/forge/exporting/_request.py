@@ -69,6 +69,12 @@ class ExportRequest:
             raise SettingsError(
                 "output is empty: give the directory to write, or leave it out to have one in the run's exports/."
             )
+        if output is not None and Path(output).suffix.lower() == ".gguf":
+            wanted = "" if format == "gguf" else ", with format=gguf"
+            raise SettingsError(
+                f"output={output} is the name of a file, and output a directory, in which the file is written under a name of "
+                f"its own, with a model card: give a directory, such as {Path(output).with_suffix('')}{wanted}."
+            )
         folder = Path(os.path.abspath(Path(last_export(str(run))).expanduser()))
         given = Path(os.path.abspath(Path(run).expanduser()))
         if (folder / "hf_format").is_dir():
