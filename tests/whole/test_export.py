@@ -153,14 +153,27 @@ def test_what_makes_no_sense_is_refused(
         (["--dtype", "q8_0"], "--dtype q8_0 is a type of GGUF files: set --format gguf, or --dtype float32, "),
         (["--output", ""], "--output is empty: "),
         (["--output", "."], "--output "),
+        (
+            ["--format", "gguf", "--output", "gone/x.gguf"],
+            "--output gone/x.gguf is the name of a file, and output a directory, in which the file is written under a name of "
+            "its own, with a model card: give a directory, such as gone/x.\n",
+        ),
+        (["--output", "gone/x.GGUF"], "--output gone/x.GGUF is the name of a file"),
     ],
 )
 def test_errors_of_the_command_name_flags(
-    words: list[str], printed: str, full: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    printed: str,
+    full: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Not the arguments of the Python function."""
+    monkeypatch.chdir(tmp_path)
     assert main(["export", str(full), *words]) == 2
     assert f"forge: {printed}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,32 @@ def test_a_run_is_resumed_to_the_bit(given: dict[str, Any], tmp_path: Path) -> N
             forge.sft(**more | {"qat": other}, ckpt_output_dir=whole)
 
 
+def test_a_finished_run_names_what_is_left_out(given: dict[str, Any], tmp_path: Path, unchecked_exports: None) -> None:
+    """Without the qat that it was made with, or another setting; what is given now as it was by default is the same run."""
+    more = {**given, "max_steps": 1, "max_samples": 12, "keep_full_state": False}
+    run = forge.sft(**more, ckpt_output_dir=tmp_path / "run").output_dir
+    for name, was in (("qat", "q4_0"), ("max_samples", "12")):
+        now = {each: value for each, value in more.items() if each != name}
+        with pytest.raises(forge.RunDirectoryError, match=rf"ask for another one \(`{name}`: {was} → left out\)\. "):
+            forge.sft(**now, ckpt_output_dir=run)
+    equal = {each: value for each, value in more.items() if each != "keep_full_state"} | {"shuffle": True}
+    assert forge.sft(**equal, ckpt_output_dir=run).steps == 1
+
+
+def test_a_file_of_another_type_is_warned_of(
+    given: dict[str, Any], tmp_path: Path, unchecked_exports: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On stderr and in the card; nothing of it where the type is the run's."""
+    run = forge.sft(**{**given, "max_steps": 1, "ckpt_output_dir": tmp_path / "run"}).output_dir
+    warned = "which is not the type that the run trained for"
+    for dtype, is_other in (("q8_0", True), ("bfloat16", True), (None, False)):
+        capsys.readouterr()
+        path = forge.export(run, format="gguf", dtype=dtype)
+        said, card = capsys.readouterr().err, (path.parent / "README.md").read_text()
+        assert (f"WARNING: the file will be {dtype}, {warned} (qat q4_0)" in said) == is_other
+        assert (f"This file is {dtype}, {warned}: held-out figures are of numbers in q4_0" in card) == is_other
+
+
 WAYS = {
     "fsdp2": {"strategy": "fsdp2"},
     "ddp": {"strategy": "ddp"},

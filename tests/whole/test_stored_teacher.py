@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,23 @@ def test_a_resumed_run_is_the_same(given: dict[str, Any], whole: Path, tmp_path:
     assert losses[0] == losses[1]
     assert len(losses[0]) == 3
     assert straight.output_dir == tmp_path / "straight"
+
+
+def test_a_live_teacher_and_a_stored_one_are_two_runs(given: dict[str, Any], whole: Path, tmp_path: Path) -> None:
+    """A run of one is not resumed with the other: both settings are named, and what goes on, also after its end."""
+    runs = {"stored": stored(given, whole), "live": given}
+    for name, other in (("stored", "live"), ("live", "stored")):
+        run = forge.distill(**runs[name] | {"max_steps": 1}, ckpt_output_dir=tmp_path / name).output_dir
+        was, now = (
+            f"teacher_logprobs={whole}" if each == "stored" else f"teacher_path={given['teacher_path']}"
+            for each in (name, other)
+        )
+        said = f"holds a run with {was}, and now {now}; its steps so far were made with the former. "
+        with pytest.raises(forge.SettingsError, match=re.escape(f"{said}That run is finished: ")):
+            forge.distill(**runs[other] | {"max_steps": 1}, ckpt_output_dir=run)
+        (run / "result.json").unlink()
+        with pytest.raises(forge.SettingsError, match=re.escape(f"{said}Give {was} to resume it, or give another ckpt_")):
+            forge.distill(**runs[other] | {"max_steps": 1}, ckpt_output_dir=run)
 
 
 def test_what_is_refused(given: dict[str, Any], whole: Path, tmp_path: Path) -> None:

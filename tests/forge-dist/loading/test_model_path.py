@@ -90,10 +90,21 @@ def test_a_file_is_refused(tmp_path, name, remedy):
         check_model_path(str(tmp_path / name))
 
 
-def test_an_adapter_is_refused_with_the_way_to_merge_it(base):
-    """A directory with an adapter is not trained on from, even if a model lies beside it."""
-    (Path(base) / "adapter_config.json").write_text("{}")
-    with pytest.raises(ModelError, match="is an adapter.*forge export RUN --merge.*merge_and_unload"):
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('{"peft_type": "OFT"}', "OFT "),
+        ('{"peft_type": "LORA"}', "LORA "),
+        ("{}", ""),
+        ("[]", ""),
+        ('{"peft_type": "a{b}"}', ""),
+    ],
+)
+def test_an_adapter_is_refused_with_the_way_to_merge_it(base, text, kind):
+    """A directory with an adapter is not trained on from, even if a model lies beside it; its kind is named."""
+    (Path(base) / "adapter_config.json").write_text(text)
+    said = f"is an adapter.*forge export RUN --merge.*merge_and_unload.* To train this {kind}adapter further, give its base"
+    with pytest.raises(ModelError, match=said):
         check_model_path(base)
 
 

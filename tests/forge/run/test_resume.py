@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from forge._errors import SettingsError
-from forge.run._resume import _FREE, _LENGTH, ADDED, as_json, compare_settings, must_match
+from forge.run._resume import _FREE, _LENGTH, ADDED, as_json, compare_model, compare_settings, must_match, other_request
 from forge.settings._recipe import as_values
 from forge.settings._settings import flat_fields, resolve
 from forge.verbs._registry import VERBS, task_of
@@ -89,3 +90,31 @@ def test_a_run_of_before_keeps_its_warm_up(tmp_path: Path) -> None:
     assert compare_settings(tmp_path, settings()) == []
     with pytest.raises(SettingsError, match="holds a run with warmup_ratio=0.0, and now `warmup_ratio` is 0.2"):
         compare_settings(tmp_path, settings(warmup_ratio=0.2))
+
+
+def test_what_a_finished_run_is_not_is_named(tmp_path: Path) -> None:
+    """A value that was given and is left out now, and one that an earlier version did not know; nothing for equal ones."""
+    given = as_values(settings(qat="q4_0", max_samples=8))
+    before = {name: value for name, value in given.items() if name != "warmup_ratio"}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(as_json(before)))
+    assert other_request(tmp_path, settings(qat="q4_0", max_samples=8, warmup_ratio=0.0)) == []
+    assert set(other_request(tmp_path, settings(warmup_ratio=0.2))) == {
+        "`qat`: q4_0 → left out",
+        "`max_samples`: 8 → left out",
+        "`warmup_ratio`: 0.0 → 0.2",
+    }
+
+
+@pytest.mark.parametrize("digests", [True, False])
+def test_a_model_that_is_given_or_left_out_is_named(digests: bool, tmp_path: Path) -> None:
+    """With what resumes the run; a model whose files changed keeps the words of one."""
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model_path": "m", "reference_path": "a"}))
+    (tmp_path / "run.json").write_text(json.dumps({"run": "1", "verb": "dpo", "model": "x", "reference_path": "y"}))
+    now = {"run": "2", "verb": "dpo", "model": "x"}
+    with pytest.raises(SettingsError, match=r"with reference_path=a, and now no reference_path; .* Give reference_path=a to"):
+        compare_model(tmp_path, now, {}, digests=digests)
+    (tmp_path / "run.json").write_text(json.dumps(now))
+    with pytest.raises(SettingsError, match=r"with no reference_path, and now reference_path=b; .* Leave reference_path out"):
+        compare_model(tmp_path, {**now, "reference_path": "y"}, {"reference_path": "b"}, digests=digests)
+    with pytest.raises(SettingsError, match="the model in model_path is not the one that its run began with"):
+        compare_model(tmp_path, {**now, "model": "z"}, {})

@@ -47,7 +47,7 @@ _CONVERT_PICKLE = (
 _MERGE = (
     "make a plain model of it: `forge export RUN --merge` (virtual tokens cannot be merged), or by hand "
     "`PeftModel.from_pretrained(BASE_MODEL, FOLDER).merge_and_unload().save_pretrained(NEW_FOLDER)` and the base's tokenizer "
-    "beside it. To train a LoRA adapter further, give its base as model_path and it as adapter_path"
+    "beside it. To train this {kind}adapter further, give its base as model_path and it as adapter_path"
 )
 
 
@@ -188,9 +188,18 @@ def has_no_weights(model_path: str) -> bool:
     return directory is not None and directory.is_dir() and not any(any(directory.glob(kind)) for kind in kinds)
 
 
+def _kind_of(adapter: Path) -> str:
+    """Return the kind of an adapter as PEFT writes it, with a blank; "" where there is none."""
+    try:
+        kind = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["peft_type"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    return f"{kind} " if isinstance(kind, str) and kind.isidentifier() else ""
+
+
 def _check_directory(directory: Path, task: Task, *, weights: bool) -> None:
     if (directory / "adapter_config.json").is_file():
-        raise ModelError(f"model_path {directory} is an adapter, not a model; {_MERGE}")
+        raise ModelError(f"model_path {directory} is an adapter, not a model; {_MERGE.format(kind=_kind_of(directory))}")
     config_file = directory / "config.json"
     if not config_file.is_file():
         # snapshots/HASH: a folder of the Hub's cache.

@@ -59,6 +59,12 @@ def export(
     if format == "gguf":
         forge_dist.require_gguf()
     report = Reporter(lambda _: None)
+    if format == "gguf" and request.trained_for not in (None, request.dtype):
+        report.note(
+            f"WARNING: the file will be {request.dtype}, which is not the type that the run trained for (qat "
+            f"{request.trained_for}): its held-out figures are of weights rounded to {request.trained_for}. Without a dtype "
+            f"the file is {request.trained_for}."
+        )
     # Begun before anything is read: who comes second to the same place is refused at once.
     with forge_dist.atomic_directory(request.output) as folder:
         request = request.read()

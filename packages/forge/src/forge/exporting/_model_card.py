@@ -83,7 +83,7 @@ def model_card(
         figures=figures,
         data=[] if run is None else _data(run),
         settings=[] if run is None else _settings(run),
-        qat="" if run is None else _qat(run, request),
+        qat=_qat(request),
         file=None if file is None else shlex.quote(file),
         chat_template=chat_template,
         peft=request.adapter and not request.merge,
@@ -97,17 +97,21 @@ def model_card(
     )
 
 
-def _qat(run: Path, request: ExportRequest) -> str:
+def _qat(request: ExportRequest) -> str:
     """Say what quantization-aware training has to do with an export; "" of a run without."""
-    kind = run_values(run).get("qat")
-    if kind is None:
+    if (kind := request.trained_for) is None:
         return ""
     trained = f"Quantization-aware training: weights were rounded to {kind} wherever the model computed."
-    if request.format == "gguf" and request.dtype == kind:
+    if request.format != "gguf":
+        return (
+            f"{trained} These are the unrounded ones, and held-out figures are of rounded ones, as `forge export --format "
+            "gguf` writes them from the run."
+        )
+    if request.dtype == kind:
         return f"{trained} Held-out figures are those of the numbers in this file."
     return (
-        f"{trained} These are the unrounded ones, and held-out figures are of rounded ones, as `forge export --format gguf` "
-        "writes them from the run."
+        f"{trained} This file is {request.dtype}, which is not the type that the run trained for: held-out figures are of "
+        f"numbers in {kind}, as `forge export --format gguf` writes them from the run without `--dtype`."
     )
 
 

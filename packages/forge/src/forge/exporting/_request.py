@@ -39,6 +39,8 @@ class ExportRequest:
     format: Format
     base: str
     """Directory or hub name of an adapter's base; of a whole model its own directory."""
+    trained_for: str | None = None
+    """Type that quantization-aware training (`qat`) rounded the run's weights to."""
     task: Any = None
     """Task that the model was trained for, as `forge_dist.directory_task` has it; found by `read`."""
 
@@ -67,6 +69,12 @@ class ExportRequest:
             raise SettingsError(
                 "output is empty: give the directory to write, or leave it out to have one in the run's exports/."
             )
+        if output is not None and Path(output).suffix.lower() == ".gguf":
+            wanted = "" if format == "gguf" else ", with format=gguf"
+            raise SettingsError(
+                f"output={output} is the name of a file, and output a directory, in which the file is written under a name of "
+                f"its own, with a model card: give a directory, such as {Path(output).with_suffix('')}{wanted}."
+            )
         folder = Path(os.path.abspath(Path(last_export(str(run))).expanduser()))
         given = Path(os.path.abspath(Path(run).expanduser()))
         if (folder / "hf_format").is_dir():
@@ -85,8 +93,8 @@ class ExportRequest:
         if adapter and not merge and format == "gguf":
             raise SettingsError(f"{folder} holds an adapter, and a GGUF file a whole model: set merge=True.")
         base = _base_of(folder, of_run, merge=merge, dtype=dtype) if adapter else str(folder)
-        trained_for = None if format != "gguf" or of_run is None else run_values(of_run).get("qat")
-        chosen = dtype or trained_for or _stored_dtype(base if merge else str(folder))
+        trained_for = None if of_run is None else run_values(of_run).get("qat")
+        chosen = dtype or (trained_for if format == "gguf" else None) or _stored_dtype(base if merge else str(folder))
         if output is None and of_run is None:
             raise SettingsError(
                 f"output is required: only an export of a run has a directory of its own, and {run} is none. Give the "
@@ -102,6 +110,7 @@ class ExportRequest:
             dtype=chosen,
             format="gguf" if format == "gguf" else "hf",
             base=base,
+            trained_for=trained_for,
         )
 
     def read(self) -> ExportRequest:

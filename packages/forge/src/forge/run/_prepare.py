@@ -30,7 +30,16 @@ from forge.run._loading import try_packing
 from forge.run._memory import is_small, planned_of, write_plan
 from forge.run._positions import check_positions
 from forge.run._precision import check_qat_model
-from forge.run._resume import ORDER, Identity, compare_order, compare_settings, former_choice, former_tokens, is_finished
+from forge.run._resume import (
+    ORDER,
+    Identity,
+    compare_order,
+    compare_settings,
+    former_choice,
+    former_tokens,
+    is_finished,
+    other_request,
+)
 from forge.run._rows import Rows, describe_rows
 from forge.run._run_directory import NoDirectory, RunDirectory
 from forge.run._starting_model import ADAPTER, Start, check_adapter_base, starting_model
@@ -118,9 +127,9 @@ def prepare(
     with _replacing_stepless(out, identity, report):
         if out.resuming:
             identity.resume(out.path, wait=not out.has_steps)
-            changed = compare_settings(out.path, s, open_left=True)
+            compare_settings(out.path, s, open_left=True)
             if s.checkpoints.resume in ("auto", "never") and ended_for_good(out.path):
-                raise finished_error(out.path, changed)
+                raise finished_error(out.path, other_request(out.path, s))
             report.note(f"{out.path} holds this run already: resuming it")
             link_stores(task, out.path, out.staging)
     chosen: dict[str, tuple[Any, str]] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +57,13 @@ DIVISION = frozenset(
 )
 """Settings of how a step is divided: its samples and its loss are the same."""
 
+_MODELS = ("reference_path", "teacher_path", "teacher_logprobs", "reward_model_path")
+"""Settings of models beside the one that trains; run.json has those that are given."""
+
 _FREE = DIVISION | frozenset(
     {
         # Paths: the content is compared by fingerprint.
-        *("model_path", "reference_path", "teacher_path", "teacher_logprobs", "reward_model_path"),
+        *("model_path", *_MODELS),
         *("data_path", "eval_data_path", "preprocess", "ckpt_output_dir", "osft_cache"),
         # What is saved, measured, shown and refused.
         *("save_samples", "save_dtype", "checkpoint_at_epoch", "full_state_every_steps", "full_state_every_minutes"),
@@ -178,20 +181,19 @@ ADDED = {
 def is_finished(path: Path, s: RunSettings) -> bool:
     """Return whether the run in `path` is finished, and of these settings."""
     try:
-        return s.checkpoints.resume in ("auto", "never") and has_result(path) and same_request(path, s)
+        return s.checkpoints.resume in ("auto", "never") and has_result(path) and not other_request(path, s)
     except (ForgeError, OSError, ValueError):  # its config.yaml, which RunDirectory names
         return False
 
 
-def same_request(path: Path, s: RunSettings) -> bool:
-    """Return whether the run in `path` has the same settings, and the same left open."""
+def other_request(path: Path, s: RunSettings) -> list[str]:
+    """Return in words the settings that ask for another run than that in `path`."""
     before, now = _meant(run_values(path), s), _meant(as_json(as_values(s)), s)
     was_open = left_open((path / "config.yaml").read_text(encoding="utf-8"))
     is_open = {
         name for name, origin in s.origins.items() if origin == "default" or origin.startswith(("chosen", "environment"))
     }
     is_open.discard("osft_directions")
-    place = DIVISION | {"ckpt_output_dir", "quiet"}
     for values in (before, now):
         # A path and its URL are one place.
         if isinstance(url := values.get("checkpoint_storage"), str):
@@ -201,9 +203,13 @@ def same_request(path: Path, s: RunSettings) -> bool:
     def same(name: str) -> bool:
         if name in added:
             return now[name] == ADDED[name]
-        return name in was_open if name in is_open else before.get(name, now[name]) == now[name]
+        return (name in is_open and name in was_open) or before.get(name, now[name]) == now[name]
 
-    return all(same(name) for name in now if name not in place)
+    def change(name: str) -> str:
+        is_now = "left out" if name in is_open and now[name] is None else _word(now[name])
+        return f"`{name}`: {_word(before.get(name, ADDED.get(name)))} → {is_now}"
+
+    return [change(name) for name in now if name not in DIVISION | {"ckpt_output_dir", "quiet"} and not same(name)]
 
 
 def _meant(values: dict[str, Any], s: RunSettings) -> dict[str, Any]:
@@ -244,20 +250,19 @@ def compare_settings(path: Path, s: RunSettings, *, open_left: bool = False) -> 
             why = "its steps so far were made with the former"
         before_it = f"no {name}" if was is None else f"{name}={_word(was)}"
         remedy = f"Leave {name} out" if was is None else f"Give {before_it}"
-        remedy = f"{remedy} to resume it, or give another ckpt_output_dir to begin anew."
         raise SettingsError(
             f"ckpt_output_dir {path}: holds a run with {before_it}, and now `{name}` is {_word(is_now)}"
-            f"{origin_note(s.origins[name])}; {why}. {_after_the_end(path) or remedy}"
+            f"{origin_note(s.origins[name])}; {why}. {_remedy(path, remedy)}"
         )
     # What is left open is chosen later, or has no value of its own.
     shown = {name: values for name, values in changed.items() if values[1] not in (None, "auto")}
     return [f"{name}: {_word(was)} → {_word(is_now)}" for name, (was, is_now) in shown.items()]
 
 
-def _after_the_end(path: Path) -> str:
-    """Say how to go on from the model of a run that is finished; "" where it is not."""
+def _remedy(path: Path, to_resume: str) -> str:
+    """Say how to go on: from the model of a run that is finished, else by what resumes it."""
     if not has_result(path):
-        return ""
+        return f"{to_resume} to resume it, or give another ckpt_output_dir to begin anew."
     try:
         export = last_export(str(path))
     except SettingsError:  # somebody removed it
@@ -348,6 +353,7 @@ class Identity:
     def __init__(self) -> None:
         self.known: dict[str, str] = {}
         """As run.json has it; of a model whose files are still being read the path."""
+        self._paths: dict[str, str] = {}
         self._reading: forge_dist.ModelIdentities | None = None
         self._record: tuple[Path, dict[str, Any]] | None = None
         self._resumed = False
@@ -358,6 +364,7 @@ class Identity:
         Small ones are known at once; without `read` the paths stay. A dry run writes nothing that these name, and to read them
         takes minutes where a model has 140 GB.
         """
+        self._paths = dict(models)
         self.known = {"run": _number(), "verb": verb, **models}
         if read:
             self._reading = forge_dist.ModelIdentities(models)
@@ -372,7 +379,7 @@ class Identity:
         """
         if wait:
             self._wait()
-        self.known = compare_model(path, self.known, digests=self._reading is None)
+        self.known = compare_model(path, self.known, self._paths, digests=self._reading is None)
         self._resumed = True
 
     def replace(self) -> None:
@@ -393,7 +400,7 @@ class Identity:
         """Wait for the digests, and compare or write them. Raises SettingsError for another model."""
         self._wait()
         if out.resuming:
-            self.known = compare_model(out.path, self.known)
+            self.known = compare_model(out.path, self.known, self._paths)
         self._write()
         return self.known
 
@@ -417,10 +424,10 @@ def _number() -> str:
     return secrets.token_hex(8)
 
 
-def compare_model(path: Path, identity: Mapping[str, str], *, digests: bool = True) -> dict[str, str]:
+def compare_model(path: Path, identity: Mapping[str, str], paths: Mapping[str, str], *, digests: bool = True) -> dict[str, str]:
     """Compare the identity of the run in `path`, and return it.
 
-    Without `digests` of the models only their names are compared.
+    Without `digests` of the models only their names are compared; `paths` are where they lie now, for messages.
 
     Raises:
         SettingsError: it is a run of another verb or model.
@@ -443,12 +450,27 @@ def compare_model(path: Path, identity: Mapping[str, str], *, digests: bool = Tr
     for name in sorted((identity.keys() | known.keys()) - {"run", "verb", STORES, ORDER, TURN_END}):
         if name == "base_model" and not (name in known and name in identity):
             continue  # other new tokens than before: the comparison of settings says so
+        if name in _MODELS and not (name in known and name in identity):
+            gone = [each for each in _MODELS if each in known and each not in identity]
+            raise _other_models(path, gone, {each: paths[each] for each in _MODELS if each in identity and each not in known})
         if known.get(name) != identity.get(name) and (digests or not (name in known and name in identity)):
             raise SettingsError(
                 f"ckpt_output_dir {path}: the model in {'model_path' if name == 'model' else name} is not the one that its run "
                 "began with: its config.json or its weights changed. Put it back, or give another ckpt_output_dir."
             )
     return {**identity, "run": run}
+
+
+def _other_models(path: Path, gone: Sequence[str], paths: Mapping[str, str]) -> SettingsError:
+    """Return the error of a run that began with the models of `gone`, and now has `paths`."""
+    values = run_values(path)
+    was = [f"{name}={values.get(name)}" for name in gone]
+    remedy = f"Give {' and '.join(was)}" if was else f"Leave {' and '.join(paths)} out"
+    return SettingsError(
+        f"ckpt_output_dir {path}: holds a run with {' and '.join(was or [f'no {name}' for name in paths])}, and now "
+        f"{' and '.join([f'{name}={now}' for name, now in paths.items()] or [f'no {name}' for name in gone])}; its steps so "
+        f"far were made with the former. {_remedy(path, remedy)}"
+    )
 
 
 def must_match(

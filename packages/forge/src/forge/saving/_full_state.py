@@ -32,8 +32,6 @@ OPENED = "Have it given to this user (`chmod`, `chown`)"
 """What to do about full states that this user may not read."""
 
 _LISTED = 8
-_PLACE = ("ckpt_output_dir", "quiet")
-"""Settings in which a command may differ that asks for the same run."""
 
 
 @attrs.frozen(kw_only=True)
@@ -120,11 +118,10 @@ def finished_error(path: Path, changed: Sequence[str]) -> RunDirectoryError:
 
     Args:
         path: the run directory.
-        changed: what is asked for now, `name: before → now` each.
+        changed: what is asked for now, setting: before → now each.
 
     """
-    named = [f"`{name}`:{values}" for name, _, values in (one.partition(":") for one in changed) if name not in _PLACE]
-    what = f" ({'; '.join(named)})" if named else ""
+    what = f" ({'; '.join(changed)})" if changed else ""
     return RunDirectoryError(
         f"ckpt_output_dir {path}: its run is finished, and these settings ask for another one{what}. Its training state was "
         "removed at its end, so that it cannot be trained further: keep_full_state=true keeps it. Give another "
