@@ -142,6 +142,7 @@ def test_a_server_is_told_of_it(run: Path, monkeypatch: pytest.MonkeyPatch, caps
 
     monkeypatch.setattr("forge.talking._serve.subprocess.Popen", Server)
     monkeypatch.setattr("forge.talking._serve.find_spec", lambda _: True)
+    monkeypatch.setattr("forge.talking._serve._check_address", lambda *_: None)  # whether 8000 is taken here
     for system in (None, "Rhyme.", ""):
         forge.serve(run, system=system)
     assert [command[4] for command in commands] == [PROMPT, "Rhyme.", ""]

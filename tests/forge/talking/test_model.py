@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -228,3 +229,40 @@ def test_a_server_that_is_not_installed(model_dir: Path, monkeypatch: pytest.Mon
     (adapter / "adapter_config.json").write_text(json.dumps({"task_type": "CAUSAL_LM"}))
     with pytest.raises(forge.SettingsError, match="--merge"):
         forge.serve(adapter)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_port_that_is_taken(
+    host: str, model_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is refused before a server is started, which would read the model first; a port that is free again is not."""
+    started: list[object] = []
+    monkeypatch.setattr("forge.talking._serve.find_spec", lambda _: True)
+    monkeypatch.setattr("forge.talking._serve.subprocess.Popen", lambda *_, **__: started.append(1) or Stopped())
+    with socket.create_server((host, 0)) as other:
+        words = ["serve", str(model_dir), "--host", host, "--port", str(other.getsockname()[1])]
+        assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said == f"forge: --port: {words[-1]} of {host} is taken by another program. End it, or give another --port.\n"
+    assert main(words) == 0
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize(("host", "said"), [("192.0.2.1", "cannot be listened on"), ("no.such.invalid", "is no address")])
+def test_a_host_that_is_another_machine(
+    host: str, said: str, model_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An address that this machine has not, and a name that leads to none."""
+    monkeypatch.setattr("forge.talking._serve.find_spec", lambda _: True)
+    assert main(["serve", str(model_dir), "--host", host]) == 2
+    assert said in capsys.readouterr().err
+
+
+class Stopped:
+    """Server that has ended."""
+
+    def wait(self, *_: object) -> int:
+        """Return its exit status."""
+        return 0
+
+    poll = wait

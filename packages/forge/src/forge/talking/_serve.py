@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
+import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -34,8 +36,8 @@ def serve(model_path: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
         The exit status of the server, once it is stopped (Ctrl-C).
 
     Raises:
-        SettingsError: there is no model, it is an adapter, or what the server needs is not installed: the message has the
-            commands of other servers.
+        SettingsError: there is no model, it is an adapter, the address cannot be listened on, or what the server needs is
+            not installed: the message has the commands of other servers.
         forge_dist.ModelError: the hub cannot be asked for the name.
 
     """
@@ -58,10 +60,14 @@ def serve(model_path: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
             f"transformers' server needs {', '.join(missing)}: `pip install 'forge-llm[serve]'`. Or, with the same model:\n"
             + "\n".join(_others(directory, host, port))
         )
+    _check_address(host, port)
     shown = "localhost" if host == "127.0.0.1" else host
     given = str(model_path)
     name = names_of(directory, given)[-1]
-    print(f"http://{shown}:{port}/v1/chat/completions, model {name!r}; Ctrl-C ends it", file=sys.stderr)
+    print(
+        f"loads the model, then answers at http://{shown}:{port}/v1/chat/completions, model {name!r}; Ctrl-C ends it",
+        file=sys.stderr,
+    )
     if own is not None:
         shown = shlex.quote(printable(own, keep="\n"))
         print(
@@ -85,6 +91,35 @@ def serve(model_path: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
                 server.wait(_LAST_SECONDS)
             server.kill()  # it may be in the middle of a long forward
             server.wait()
+
+
+def _check_address(host: str, port: int) -> None:
+    """Refuse an address before the model is read: the server tries it only after that."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise SettingsError(f"host: {host!r} is no address: {error}. Leave `host` out, or give one of this machine.") from error
+    refused: list[OSError] = []
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as tried:
+                # As asyncio binds: connections that a server before left behind hold no port, nor does IPv4 one of IPv6.
+                if os.name == "posix":
+                    tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                tried.bind(address)
+        except OSError as error:
+            refused.append(error)
+    why = next((each for each in refused if each.errno == errno.EADDRINUSE), None)
+    if why is not None:
+        raise SettingsError(f"port: {port} of {host} is taken by another program. End it, or give another `port`.") from why
+    if refused and len(refused) == len(found):  # a name may have an address of a family that the machine has not
+        why = refused[0]
+        raise SettingsError(
+            f"port: {port} of {host} cannot be listened on: {why.strerror}. Give another `port` (from 1024 on anyone may), or "
+            "an address of this machine as `host`."
+        ) from why
 
 
 def _others(directory: str, host: str, port: int) -> list[str]:
