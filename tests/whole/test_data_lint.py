@@ -88,9 +88,34 @@ def test_one_file_of_texts_among_others_is_warned_of(model_dir: Path, tmp_path: 
     tokenizer, said = forge.data.load_tokenizer(model_dir), []
     for number, files in enumerate(([chats], [chats, texts])):
         store = forge.data.prepare(files, tokenizer, tmp_path / f"{number}", progress=False)
-        warn_of_plain_text(tokenizer, None, store, SimpleNamespace(note=said.append))  # type: ignore[arg-type]
+        data = SimpleNamespace(data_path=files)
+        warn_of_plain_text(tokenizer, data, store, SimpleNamespace(note=said.append))  # type: ignore[arg-type]
     assert len(said) == 1
     assert said[0].startswith("WARNING: prompt and answer of texts.jsonl:1 and others are text")
+
+
+@pytest.mark.parametrize(
+    ("named", "remedy"),
+    [
+        ("axolotl:alpaca", "leave out data_format axolotl:alpaca, which asks in Axolotl's text, or give alpaca"),
+        ('axolotl:{"format": "{instruction}"}', "leave out data_format axolotl:{...}, which asks in Axolotl's text; rows need"),
+    ],
+)
+@pytest.mark.parametrize("own", [True, False])
+def test_a_format_that_asks_in_a_text_of_its_own(named: str, remedy: str, own: bool, model_dir: Path, tmp_path: Path) -> None:
+    """The rows have the columns; it is the format that is to go, of all of data_path or of one entry."""
+    chats = write_rows(tmp_path / "chats.jsonl", conversations(3))
+    rows = write_rows(tmp_path / "rows.jsonl", [{"instruction": "a b", "input": "c", "output": "red"}])
+    paths: Any = {str(chats): {}, str(rows): {"data_format": named}} if own else [rows]
+    more: Any = {} if own else {"data_format": named}
+    tokenizer, said = forge.data.load_tokenizer(model_dir), []
+    store = forge.data.prepare(paths, tokenizer, tmp_path / "s", progress=False, format=more.get("data_format", "auto"))
+    data = SimpleNamespace(data_path=paths, **more)
+    warn_of_plain_text(tokenizer, data, store, SimpleNamespace(note=said.append))  # type: ignore[arg-type]
+    assert len(said) == 1
+    assert f"rows.jsonl:1 and others are text, and are {PLAIN}" in said[0]
+    assert f"To learn them as they will be asked: {remedy}" in said[0]
+    assert "rename_columns" not in said[0]
 
 
 @pytest.mark.slow

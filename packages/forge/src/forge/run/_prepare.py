@@ -429,6 +429,6 @@ def _tokenize(task: Task, s: Any, rows: Rows, setting: str, tokenizer: Any, dire
         return s
     check_system_prompt(s, account)
     if task.model_task(s) == "causal":
-        warn_of_plain_text(tokenizer, getattr(s.data, "chat_template", None), store, report)
+        warn_of_plain_text(tokenizer, s.data, store, report)
         warn_of_system_message(read_prompts(task, s), store, report)
     return task.choose(s, store)

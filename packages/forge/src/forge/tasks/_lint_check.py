@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,17 +40,17 @@ def check_kind(verb: str, store: forge_data.TokenStore, kind: str, wanted: str) 
         )
 
 
-def warn_of_plain_text(tokenizer: Any, chat_template: str | None, store: Any, report: Reporter) -> None:
+def warn_of_plain_text(tokenizer: Any, data: Any, store: Any, report: Reporter) -> None:
     """Warn of rows that are learned without the chat template that the model is asked with.
 
     Args:
         tokenizer: of the model; what its `chat_template` holds is what chats and servers ask with.
-        chat_template: the setting, which wins over the tokenizer's own.
+        data: settings of the rows; their `chat_template`, if any, wins over the tokenizer's own.
         store: token store of the rows; of other stores nothing is said. Of each entry of data_path the first samples are read.
         report: gets the warning.
 
     """
-    if not (chat_template or tokenizer.chat_template) or not isinstance(store, forge_data.TokenStore):
+    if not (getattr(data, "chat_template", None) or tokenizer.chat_template) or not isinstance(store, forge_data.TokenStore):
         return
     plain = next((first[0] for first in _first_samples(store) if all(_is_plain(store[at]) for at in first)), None)
     if plain is None:
@@ -57,10 +58,21 @@ def warn_of_plain_text(tokenizer: Any, chat_template: str | None, store: Any, re
     remedy = "give prompt and answers as lists of messages"
     if store.kind == "supervised":
         remedy = "rows of messages, or columns instruction and output (rename_columns: prompt=instruction completion=output)"
+    if (named := _format_of(data, int(store.sources[plain]))).startswith("axolotl:"):  # it writes the text itself
+        kind = named.removeprefix("axolotl:")
+        remedy = f"leave out data_format {'axolotl:{...}' if kind.startswith('{') else named}, which asks in Axolotl's text"
+        remedy += ", or give alpaca" if kind.startswith("alpaca") else "; rows need messages then, or instruction and output"
     report.note(
         f"WARNING: prompt and answer of {store.source(plain)} and others are text, and are learned without the chat template "
         f"with which `forge chat`, `forge generate` and servers ask. To learn them as they will be asked: {remedy}"
     )
+
+
+def _format_of(data: Any, entry: int) -> str:
+    """Return the `data_format` that an entry of data_path is read in."""
+    paths = data.data_path
+    own = dict(enumerate(paths.values())).get(entry) if isinstance(paths, Mapping) else None
+    return str((own.get("data_format") if isinstance(own, Mapping) else None) or getattr(data, "data_format", "auto"))
 
 
 def _first_samples(store: forge_data.TokenStore) -> list[list[int]]:
