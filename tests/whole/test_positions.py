@@ -160,8 +160,21 @@ def test_a_reward_model_of_fewer_positions_is_named(
     assert forge.grpo(**given | {"max_new_tokens": 4}).steps == 1
 
 
-@pytest.mark.parametrize(("verb", "remedy"), [("dpo", "max_seq_len=16 would drop them"), ("pretrain", "lower block_size")])
-def test_more_positions_than_a_model_was_made_for(verb: str, remedy: str, model_dir: Path, tmp_path: Path) -> None:
+OWN: dict[str, Any] = {"on_policy": 1, "max_tokens_per_gpu": 2048}
+
+
+@pytest.mark.parametrize(
+    ("verb", "more", "remedy"),
+    [
+        ("dpo", {}, "max_seq_len=16 would drop them"),
+        ("pretrain", {}, "lower block_size"),
+        ("distill", {**OWN, "max_new_tokens": 100}, "lower max_new_tokens, which is counted with each prompt"),
+        pytest.param("distill", {**OWN, "max_new_tokens": 1}, "max_seq_len=16 would drop them", marks=pytest.mark.slow),
+    ],
+)
+def test_more_positions_than_a_model_was_made_for(
+    verb: str, more: dict[str, Any], remedy: str, model_dir: Path, tmp_path: Path
+) -> None:
     """Rotary positions have no end: a warning, which names a setting that the verb has."""
     path = tmp_path / "model"
     shutil.copytree(model_dir, path)
@@ -169,6 +182,6 @@ def test_more_positions_than_a_model_was_made_for(verb: str, remedy: str, model_
     config.max_position_embeddings = 16
     config.save_pretrained(path)
     run = tmp_path / "run"
-    getattr(forge, verb)(**{**settings_of(verb, path, tmp_path), "max_steps": 1}, ckpt_output_dir=run)
+    getattr(forge, verb)(**{**settings_of(verb, path, tmp_path), "max_steps": 1, **more}, ckpt_output_dir=run)
     (warning,) = [line for line in (run / "log.txt").read_text().splitlines() if "WARNING" in line and "was made for" in line]
     assert warning.endswith(f"; {remedy}.")

@@ -43,7 +43,7 @@ def check_positions(task: Task, s: Any, path: str, parts: Sequence[Items], asked
             _refuse_rows(parts, table - virtual, f"model_path {s.model.model_path}")
             _refuse_prompts(s, asked, table - virtual)
         elif over := sum(int((items.longest + virtual > limit).sum()) for items in parts):
-            shorter = parts[0].shorter
+            shorter = max(parts, key=lambda items: int(items.longest.max())).shorter
             report.note(
                 f"WARNING: {counted(over, 'samples')} with more tokens than the {limit:,} positions this model was made for "
                 f"(max_position_embeddings), the longest of them {longest_row(parts)}; "

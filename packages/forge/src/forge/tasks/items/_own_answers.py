@@ -24,8 +24,6 @@ class OwnAnswers(Samples):
     A micro-batch has room for either, so that its rows are the same whichever is learned. Nothing is shared between rows.
     """
 
-    shorter = "lower max_new_tokens, or max_seq_len to drop longer rows"
-
     def __init__(self, store: Any, max_new_tokens: int) -> None:
         import numpy as np
 
@@ -36,7 +34,13 @@ class OwnAnswers(Samples):
         """int64[N]: tokens before the last stretch that is learned; 0 where nothing is."""
         room = np.where(self.prompt_lengths > 0, self.prompt_lengths + max_new_tokens, 0)
         self.lengths = np.maximum(self._tokens(), room)
+        self._room_is_longest = bool(room.max(initial=0) > self.longest.max(initial=0))
         self.longest = np.maximum(self.longest, room)
+
+    @property
+    def shorter(self) -> str:  # type: ignore[override]  # of other samples it is the same for all
+        """Setting that makes the longest item shorter, one with room for a completion or not."""
+        return "lower max_new_tokens, which is counted with each prompt" if self._room_is_longest else Samples.shorter
 
     def prompt(self, index: int) -> Any:
         """Return int32[S], what the model is asked instead of learning an item."""
