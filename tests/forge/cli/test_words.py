@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import forge
 from forge.cli import _app as _cli
 from forge.mini._command import main as mini
 
@@ -13,9 +14,15 @@ from forge.mini._command import main as mini
     [
         (["sft", "--lr", "1e-4"], "forge: unknown option --lr: here it is --learning-rate.\n"),
         (
-            ["export", "runs/first", "--output-dir", "x"],
-            "forge: unknown option --output-dir: here it is `ckpt_output_dir`, a setting of forge sft and all others that "
-            "train.\n",
+            ["export", "runs/first", "--output-dir", "x", "--quantization", "q4_0"],
+            "forge: 2 unknown options:\n  --output-dir: here it is --output\n  --quantization: here it is --dtype\n",
+        ),
+        (["teach", "--ckpt-output-dir", "x"], "forge: unknown option --ckpt-output-dir: here it is --output.\n"),
+        (["sft", "--outtype", "q4_0"], "forge: unknown option --outtype: there is none of such a name.\n"),
+        (
+            ["generate", "m", "--output-dir", "x"],
+            "forge: unknown option --output-dir: here it is `ckpt_output_dir`, a setting "
+            "of forge sft and all others that train.\n",
         ),
         (["sft", "--learning_rat=3"], "forge: unknown option --learning-rat: did you mean --learning-rate?\n"),
         (
@@ -31,6 +38,17 @@ def test_unknown_options(words: list[str], wanted: str, capsys: pytest.CaptureFi
     """All of them in one message: another library's name with what it is here, a near one with the nearest, status 2."""
     assert _cli.main(words) == 2
     assert capsys.readouterr().err == wanted
+
+
+@pytest.mark.parametrize("words", [["sft", "--qat", "Q4_K_M"], ["export", "runs/first", "--dtype", "iq4_xs"]])
+def test_a_type_that_another_tool_makes(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """It was said that q4_1 may be meant."""
+    assert _cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert f"llama.cpp's llama-quantize makes {words[-1]}, of what `forge export RUN --format gguf" in said
+    assert "Did you mean" not in said
+    with pytest.raises(forge.SettingsError, match="llama-quantize makes q4_k_m, of what"):
+        forge.export("runs/first", dtype="q4_k_m")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

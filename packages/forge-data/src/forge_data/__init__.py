@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         PretrainDataSettings as PretrainDataSettings,
         PromptDataSettings as PromptDataSettings,
     )
-    from forge_data.aligning._spelling import shared_tokens as shared_tokens
+    from forge_data.aligning._spelling import Spelling as Spelling, shared_tokens as shared_tokens
     from forge_data.findings._finding import Finding as Finding
     from forge_data.findings._report import LintReport as LintReport
     from forge_data.formats._chat import messages_with_media as messages_with_media
@@ -65,7 +65,7 @@ _PUBLIC = {
     "_settings": (
         "DataSettings EmbedDataSettings LabelledDataSettings PreferenceDataSettings PretrainDataSettings PromptDataSettings"
     ),
-    "aligning._spelling": "shared_tokens",
+    "aligning._spelling": "Spelling shared_tokens",
     "findings._finding": "Finding",
     "findings._report": "LintReport",
     "formats._chat": "messages_with_media",

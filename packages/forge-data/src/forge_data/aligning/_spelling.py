@@ -24,7 +24,12 @@ _SPACE = "\u2581"
 
 
 class Spelling:
-    """The bytes of the tokens of one vocabulary, as they stand within a text."""
+    """The bytes of the tokens of one vocabulary, as they stand within a text.
+
+    Args:
+        tokenizer: a fast one, of the ids.
+
+    """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer: Any = tokenizer

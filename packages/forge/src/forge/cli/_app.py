@@ -167,10 +167,13 @@ def _invalid(error: cyclopts.CoercionError) -> str:
     known = tuple(each for each in get_args(error.target_type) if isinstance(each, str))
     if token is None or token.keyword is None or "Choose from: " not in said or not known:
         return said
-    from forge.settings._elsewhere import meant
+    from forge.settings._elsewhere import made_elsewhere, meant
 
+    said = said.partition(" Did you mean ")[0]
+    if maker := made_elsewhere(token.value, known):
+        return f"{said} {maker}"
     word = meant(token.keyword.lstrip("-").replace("-", "_"), token.value, known)
-    return said.partition(" Did you mean ")[0] + (f' Did you mean "{word}"?' if word else "")
+    return said + (f' Did you mean "{word}"?' if word else "")
 
 
 def _unused(left: Sequence[str], command: Sequence[str], target: object) -> str:

@@ -17,6 +17,7 @@ from forge._near import near
 from forge._redact import is_hub_form
 from forge.saving._damage import refuse_damaged_export
 from forge.saving._directories import last_export, run_values
+from forge.settings._elsewhere import made_elsewhere
 
 Format = Literal["hf", "gguf"]
 DType = Literal["float32", "float16", "bfloat16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "mxfp4"]
@@ -60,7 +61,8 @@ class ExportRequest:
         """
         for name, value, known in (("format", format, get_args(Format)), ("dtype", dtype, (None, *get_args(DType)))):
             if value not in known:
-                raise SettingsError(f"{name}={value!r} is not one of {', '.join(each for each in known if each)}.")
+                told = f" {maker}" if (maker := name == "dtype" and made_elsewhere(str(value), get_args(DType))) else ""
+                raise SettingsError(f"{name}={value!r} is not one of {', '.join(each for each in known if each)}.{told}")
         if dtype is not None and dtype not in FLOATS and format != "gguf":
             raise SettingsError(
                 f"dtype={dtype} is a type of GGUF files: set format=gguf, or dtype=float32, float16 or bfloat16."

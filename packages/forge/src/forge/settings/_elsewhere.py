@@ -8,6 +8,7 @@ that holds the pages of docs/migrating to it. A name that means the same here an
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Mapping
 
 from forge.settings._origin import origin_note
@@ -141,6 +142,12 @@ SECOND = {"freeze_vit": "freeze_audio_tower"}
 """Name elsewhere that is two settings here → the second of them."""
 ALSO = {"beta": "kl_weight", "loss_type": "loss"}
 """Setting here, which elsewhere is the name of another too → that other, of verbs that have not the first."""
+
+_WRITES = {
+    **dict.fromkeys(("output_dir", "ckpt_output_dir", "export_dir", "outfile"), "output"),
+    **dict.fromkeys(("quantization", "quantize", "quantization_method", "outtype"), "dtype"),
+}
+"""Names elsewhere → what each is of a command that writes its `output`; a type where it also has a `format`."""
 
 SWITCHES = {
     "load_in_4bit": "adapter=qlora",
@@ -416,6 +423,17 @@ def meant(name: str, value: str, known: Collection[str]) -> str | None:
     return found if found in known else near[0] if near else None
 
 
+def made_elsewhere(value: str, known: Collection[str]) -> str | None:
+    """Say what makes a type of GGUF files that is not made here; None of other values.
+
+    >>> made_elsewhere("q4_k_m", ("q4_0", "q8_0"))
+    "llama.cpp's llama-quantize makes q4_k_m, of what `forge export RUN --format gguf --dtype bfloat16` writes."
+    """
+    if "q4_0" not in known or not re.fullmatch(r"q[2-6]_k(_[a-z]+)?|i?q[1-4]_[a-z]+", value.strip().lower()):
+        return None
+    return f"llama.cpp's llama-quantize makes {value}, of what `forge export RUN --format gguf --dtype bfloat16` writes."
+
+
 def hint(name: str, known: Collection[str]) -> str | None:
     """Return what another library's or another verb's name is here; None where it is neither.
 
@@ -426,6 +444,8 @@ def hint(name: str, known: Collection[str]) -> str | None:
     """
     name = name.lower()
     here = RENAMED.get(name)
+    if {_WRITES.get(name), "output"} <= {*known} and (_WRITES[name] == "output" or "format" in known):
+        return f"here it is `{_WRITES[name]}`"
     if ALSO.get(name) in known:
         return f"here it is `{ALSO[name]}`"
     if here is not None:

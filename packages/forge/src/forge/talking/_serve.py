@@ -94,7 +94,7 @@ def serve(model_path: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
 
 
 def _check_address(host: str, port: int) -> None:
-    """Raise SettingsError unless the port can be listened on: the server tries it once the model is loaded."""
+    """Refuse an address before the model is read: the server tries it only after that."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:

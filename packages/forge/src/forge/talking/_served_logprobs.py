@@ -5,10 +5,13 @@ They are the model's own, at temperature 1 and before penalties: the log-softmax
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+import forge_data
 from forge.talking._stops import end_of
 
 _LEAST = -9999.0
@@ -23,6 +26,13 @@ class _Drawn(NamedTuple):
     token: int
     logprob: float
     likeliest: list[tuple[int, float]]
+
+
+class _Read(NamedTuple):
+    text: str
+    """What a token adds to an answer; of one that ends no character nothing."""
+    data: bytes
+    """Bytes of it; of a part of a character the token's own."""
 
 
 class Logprobs:
@@ -79,37 +89,55 @@ class Logprobs:
     def of_text(self, tokenizer: Any, stop: Sequence[str]) -> dict[str, Any]:
         """Return `logprobs` of a completion's choice, the drawn among the likeliest tokens."""
         read = self._read(tokenizer, stop)
-        starts = [sum(len(text) for text, _, _ in read[:at]) for at in range(len(read))]
+        starts = [sum(len(one.text) for one, _, _ in read[:at]) for at in range(len(read))]
         return {
-            "tokens": [text for text, _, _ in read],
+            "tokens": [one.text for one, _, _ in read],
             "token_logprobs": [logprob for _, logprob, _ in read],
-            "top_logprobs": [{text: logprob} | dict(reversed(others)) for text, logprob, others in read],
+            "top_logprobs": [
+                {one.text: logprob} | {other.text: of_other for other, of_other in reversed(others)}
+                for one, logprob, others in read
+            ],
             "text_offset": starts,
         }
 
-    def _read(self, tokenizer: Any, stop: Sequence[str]) -> list[tuple[str, float, list[tuple[str, float]]]]:
+    def _read(self, tokenizer: Any, stop: Sequence[str]) -> list[tuple[_Read, float, list[tuple[_Read, float]]]]:
         """Return text, log-probability and likeliest tokens for each before a stop string."""
         ids, found, length = [one.token for one in self._drawn], [], 0
         texts = [_text(tokenizer, ids[:at], token) for at, token in enumerate(ids)]
-        end = end_of("".join(texts), stop)
-        for at, (one, text) in enumerate(zip(self._drawn, texts, strict=True)):
+        end = end_of("".join(each.text for each in texts), stop)
+        for at, (one, read) in enumerate(zip(self._drawn, texts, strict=True)):
             ended = at == len(ids) - 1 and one.token in tokenizer.all_special_ids
             if length < end or (not stop and not ended):
                 others = [(_text(tokenizer, ids[:at], token, special=True), logprob) for token, logprob in one.likeliest]
-                found.append((text, one.logprob, others))
-            length += len(text)
+                found.append((read, one.logprob, others))
+            length += len(read.text)
         return found
 
 
-def _text(tokenizer: Any, before: Sequence[int], token: int, *, special: bool = False) -> str:
-    """Return what a token adds to a text; of one that ends no character nothing."""
+def _text(tokenizer: Any, before: Sequence[int], token: int, *, special: bool = False) -> _Read:
+    """Return what a token adds to a text, a special one its name if those are asked for."""
     if special and token in tokenizer.all_special_ids:
-        return str(tokenizer.convert_ids_to_tokens(token))
+        name = str(tokenizer.convert_ids_to_tokens(token))
+        return _Read(name, name.encode())
     near = list(before[-_BEFORE:])
-    known, made = (tokenizer.decode(ids, skip_special_tokens=True).rstrip(_PART) for ids in (near, [*near, token]))
-    return str(made[len(known) :])
+    known, made = (tokenizer.decode(ids, skip_special_tokens=True) for ids in (near, [*near, token]))
+    text = str(made.rstrip(_PART)[len(known.rstrip(_PART)) :])
+    within = known.endswith(_PART) or made.endswith(_PART)
+    if not within or token in tokenizer.all_special_ids or not hasattr(tokenizer, "backend_tokenizer"):
+        return _Read(text, text.encode())
+    # Of a run of byte tokens, of which the last character is a part, SentencePiece's decoder gives no character at all.
+    *told, own = _spelling(tokenizer).of([*near, token])
+    decoder = getincrementaldecoder("utf-8")("replace")
+    decoder.decode(b"".join(told))
+    return _Read(decoder.decode(own), own)
 
 
-def _entry(text: str, logprob: float, others: Sequence[tuple[str, float]] | None = None) -> dict[str, Any]:
-    entry = {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+@lru_cache(1)
+def _spelling(tokenizer: Any) -> forge_data.Spelling:
+    """Return the bytes of a tokenizer's tokens, whose whole vocabulary is read for them."""
+    return forge_data.Spelling(tokenizer)
+
+
+def _entry(read: _Read, logprob: float, others: Sequence[tuple[_Read, float]] | None = None) -> dict[str, Any]:
+    entry = {"token": read.text, "logprob": logprob, "bytes": list(read.data)}
     return entry if others is None else entry | {"top_logprobs": [_entry(*each) for each in others]}

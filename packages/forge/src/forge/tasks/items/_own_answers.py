@@ -39,7 +39,7 @@ class OwnAnswers(Samples):
 
     @property
     def shorter(self) -> str:  # type: ignore[override]  # of other samples it is the same for all
-        """Setting that makes the longest item shorter: it is one with room for a completion, or a row as it is."""
+        """Setting that makes the longest item shorter, one with room for a completion or not."""
         return "lower max_new_tokens, which is counted with each prompt" if self._room_is_longest else Samples.shorter
 
     def prompt(self, index: int) -> Any:
