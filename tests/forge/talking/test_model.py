@@ -248,7 +248,7 @@ def test_a_port_that_is_taken(
     assert len(started) == 1
 
 
-@pytest.mark.parametrize(("host", "said"), [("192.0.2.1", "cannot be listened on"), ("no.such.invalid", "is no address")])
+@pytest.mark.parametrize(("host", "said"), [("192.0.2.1", "cannot be listened on"), ("no..such", "is no address")])
 def test_a_host_that_is_another_machine(
     host: str, said: str, model_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
