@@ -30,7 +30,7 @@ def read_text(path: Path) -> str:
         ValueError: it is no text, or in another encoding; the message begins with its place.
 
     """
-    if path.is_fifo() and not path.is_relative_to("/dev") and not path.is_relative_to("/proc"):  # `<(command)` is there
+    if path.is_fifo() and not path.is_relative_to("/dev/fd") and not path.is_relative_to("/proc"):  # `<(command)` is there
         raise ValueError(f"{path}: is a named pipe, and to read one may never end. Write what comes from it to a file")
     try:
         content = path.read_bytes()
