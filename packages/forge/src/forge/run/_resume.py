@@ -203,7 +203,8 @@ def other_request(path: Path, s: RunSettings) -> list[str]:
     def same(name: str) -> bool:
         if name in added:
             return now[name] == ADDED[name]
-        return (name in is_open and name in was_open) or before.get(name, now[name]) == now[name]
+        absent = ... if name in is_open else now[name]  # another verb's run has it not
+        return (name in is_open and name in was_open) or before.get(name, absent) == now[name]
 
     def change(name: str) -> str:
         is_now = "left out" if name in is_open and now[name] is None else _word(now[name])
