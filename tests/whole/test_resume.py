@@ -220,8 +220,9 @@ def test_a_finished_run_of_a_version_without_a_setting(given: dict[str, Any], fi
     recipe.write_text("".join(lines))
     asked = {**given, "ckpt_output_dir": str(run)}
     same, other = (resolve(SFTSettings, ("argument", asked | more)) for more in ({}, {"shuffle": False}))
-    assert _resume.is_finished(run, same)
-    assert not _resume.is_finished(run, other)
+    assert _resume.is_finished(run, same, "sft")
+    assert not _resume.is_finished(run, other, "sft")
+    assert not _resume.is_finished(run, same, "osft"), "a run of another verb, which has the same settings"
 
 
 @pytest.mark.slow

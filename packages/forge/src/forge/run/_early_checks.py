@@ -37,7 +37,7 @@ def check_names(task: Task, s: Any, rows: Rows, *, weights: bool = True) -> None
     Nothing is refused where this very run is finished: whatever became of its model and rows, it is answered with its result.
     Without `weights` those of the model need not be here: its configuration suffices for a memory plan.
     """
-    if is_finished(Path(s.checkpoints.ckpt_output_dir), s):
+    if is_finished(Path(s.checkpoints.ckpt_output_dir), s, task.name):
         return
     forge_dist.check_model_path(s.model.model_path, task=task.model_task(s), weights=weights)
     for name, path in {"model_path": s.model.model_path, **task.other_models(s)}.items():

@@ -111,7 +111,7 @@ def prepare(
     s = describe_rows(s, rows)
     if (moved := moved_run(s)) is not None:
         report.note(moved)
-    if out.resuming and is_finished(out.path, s):
+    if out.resuming and is_finished(out.path, s, task.name):
         refuse_damaged_run(out.path, task.name)
         _note_finished(task, s, out.path, report)
         return {"finished": True}

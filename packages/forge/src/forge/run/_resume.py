@@ -22,7 +22,7 @@ from forge.run._stores import STORES
 from forge.saving._damage import has_result
 from forge.saving._directories import last_export, run_values
 from forge.settings._origin import origin_note
-from forge.settings._recipe import as_values, left_open, origins_in
+from forge.settings._recipe import as_values, left_open, origins_in, verb_of
 from forge.settings._settings import RunSettings
 from forge.tasks.items._items import Items
 
@@ -178,10 +178,11 @@ ADDED = {
 """Setting that earlier versions did not know → what their runs had, with which their full states are resumed."""
 
 
-def is_finished(path: Path, s: RunSettings) -> bool:
-    """Return whether the run in `path` is finished, and of these settings."""
+def is_finished(path: Path, s: RunSettings, verb: str) -> bool:
+    """Return whether the run in `path` is finished, and of this verb and these settings."""
     try:
-        return s.checkpoints.resume in ("auto", "never") and has_result(path) and not other_request(path, s)
+        done = s.checkpoints.resume in ("auto", "never") and has_result(path)
+        return done and verb_of(path / "config.yaml") in (None, verb) and not other_request(path, s)
     except (ForgeError, OSError, ValueError):  # its config.yaml, which RunDirectory names
         return False
 
@@ -203,8 +204,7 @@ def other_request(path: Path, s: RunSettings) -> list[str]:
     def same(name: str) -> bool:
         if name in added:
             return now[name] == ADDED[name]
-        absent = ... if name in is_open else now[name]  # another verb's run has it not
-        return (name in is_open and name in was_open) or before.get(name, absent) == now[name]
+        return (name in is_open and name in was_open) or before.get(name, now[name]) == now[name]
 
     def change(name: str) -> str:
         is_now = "left out" if name in is_open and now[name] is None else _word(now[name])
