@@ -12,6 +12,7 @@ from hypothesis import given, strategies as st
 from forge import SettingsError
 from forge.cli._app import main
 from forge.settings._added import is_added
+from forge.settings._converted import converted
 from forge.settings._settings import flat_fields, resolve, signature_of
 from forge.verbs._online import GRPOSettings
 from forge.verbs._preferences import DPOSettings
@@ -83,6 +84,16 @@ def test_mistyped_values_are_refused(name: str, value: object) -> None:
     """Only whole numbers are taken where one is meant; everything else is refused with the name, never coerced."""
     with pytest.raises(SettingsError, match=name):
         resolve(SFTSettings, ("argument", {**REQUIRED, name: value}))
+
+
+def test_a_value_of_no_type_names_the_types() -> None:
+    """Whatever a setting's type is, a value of another one is answered with the types that it takes."""
+    fields = {field.name: field for verb in VERBS for _, field in flat_fields(task_of(verb).settings)}
+    for name, field in fields.items():
+        with pytest.raises(SettingsError, match=f"{name} must be .*, not an object of builtins.object"):
+            converted(field, object(), "call")
+    with pytest.raises(SettingsError, match="a mapping from strings to numbers or mappings, not True"):
+        converted(fields["data_path"], True, "call")
 
 
 def test_whole_numbers_are_numbers() -> None:

@@ -118,5 +118,8 @@ def _spelled(kind: Any) -> str:
             return f"one or several of {', '.join(map(repr, get_args(inner)))}"
         return f"a list of {_spelled(inner).removeprefix('a ')}s"
     if get_origin(kind) is Mapping:
-        return f"a mapping from strings to {_spelled(get_args(kind)[1]).removeprefix('a ')}s"
+        of = get_args(kind)[1]
+        inner = get_args(of) if get_origin(of) in (Union, types.UnionType) else (of,)
+        names = ["mappings" if get_origin(each) is Mapping else f"{_spelled(each).removeprefix('a ')}s" for each in inner]
+        return f"a mapping from strings to {' or '.join(names)}"
     return {str: "a string", int: "a whole number", float: "a number", bool: "true or false", Any: "a value"}[kind]
