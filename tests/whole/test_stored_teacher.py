@@ -174,6 +174,14 @@ def test_a_resumed_run_is_the_same(given: dict[str, Any], whole: Path, tmp_path:
     forge.distill(**settings | {"max_steps": 1}, ckpt_output_dir=tmp_path / "run")
     with pytest.raises(forge.SettingsError, match="teacher_logprobs"):
         forge.distill(**settings | {"teacher_logprobs": str(whole)}, ckpt_output_dir=tmp_path / "run")
+    shutil.move(few, tmp_path / "former")
+    taught(given, few, top_k=3)
+    with pytest.raises(
+        forge.SettingsError, match="model in teacher_logprobs is not .*: what `forge teach` wrote there changed"
+    ):
+        forge.distill(**settings, ckpt_output_dir=tmp_path / "run")
+    shutil.rmtree(few)
+    shutil.move(tmp_path / "former", few)
     forge.distill(**settings, ckpt_output_dir=tmp_path / "run")
     losses = [
         {line["step"]: line["loss"] for line in metrics(tmp_path / name) if "loss" in line} for name in ("straight", "run")
@@ -301,6 +309,42 @@ def test_rows_of_others_that_are_refused(row: dict[str, Any], message: str, give
     with pytest.raises(forge.SettingsError, match=rf"rows\.jsonl:2: .*{message}"):
         forge.teach(data_path=str(rows), model_path=given["model_path"], from_rows=True, output=tmp_path / "bad")
     assert not (tmp_path / "bad").exists()
+
+
+def test_rows_of_others_that_cannot_be_read(given: dict[str, Any], tmp_path: Path) -> None:
+    """Bytes that are no UTF-8 and nesting without end, by row; a file that is not there; settings of how rows are read."""
+    rows, good = tmp_path / "rows.jsonl", b'{"input_ids": [5, 6], "target_token_ids": [[7, 8]], "logprobs": [[-0.5, -1e300]]}\n'
+    how = {"data_path": str(rows), "model_path": given["model_path"], "from_rows": True, "output": tmp_path / "out"}
+    with pytest.raises(forge.SettingsError, match=r"rows\.jsonl: there is no such file"):
+        forge.teach(**how)
+    for bad in (b'{"input_ids": "\xff"}\n', b"[" * 100_000 + b"\n"):
+        rows.write_bytes(good + bad)
+        with pytest.raises(forge.SettingsError, match=r"rows\.jsonl:2: holds no log-probabilities as they are read"):
+            forge.teach(**how)
+    rows.write_bytes(good)
+    for name, value in {"train_on": "all", "max_seq_len": 8, "data_format": "messages", "max_samples": 1}.items():
+        with pytest.raises(forge.SettingsError, match=f"{name}={value} has no effect with from_rows"):
+            forge.teach(**how, **{name: value})
+    assert not (tmp_path / "out").exists()
+    found = load_file(next(forge.teach(**how).path.glob("*.safetensors")))
+    assert found["logps"].tolist() == [[-0.5]]  # no float32 holds the other
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"version": 2}, "is of another version of forge \\(2\\)"),
+        ({"key": None}, "its teacher.json cannot be read"),
+        ({"parts": "many"}, "its teacher.json cannot be read"),
+    ],
+)
+def test_records_that_cannot_be_read(changed: dict[str, Any], message: str, whole: Path, tmp_path: Path) -> None:
+    """Of another version, without an entry, or with a value that is none: said as that."""
+    record = json.loads((whole / "teacher.json").read_text()) | changed
+    held = {name: value for name, value in record.items() if value is not None}
+    (tmp_path / "teacher.json").write_text(json.dumps(held))
+    with pytest.raises(forge.SettingsError, match=message):
+        StoredTeacher(tmp_path)
 
 
 def test_another_tokenizer_is_refused(given: dict[str, Any], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -160,6 +161,13 @@ def teach(
     folder = Path(os.path.abspath(Path(output).expanduser()))
     if folder.exists() and not folder.is_dir():
         raise SettingsError(f"output {folder}: is a file. Give a directory.")
+    reading: dict[str, Any] = {
+        "train_on": train_on, "turns": turns, "turn_end": turn_end, "train_on_turn_end": train_on_turn_end,
+        "chat_template": chat_template, "chat_template_kwargs": chat_template_kwargs, "system_prompt": system_prompt,
+        "max_seq_len": max_seq_len, "on_overflow": on_overflow, "preprocess": preprocess,
+        "rename_columns": as_columns(rename_columns), "max_samples": max_samples, "on_bad_row": on_bad_row,
+        "max_bad_rows": max_bad_rows,
+    }  # fmt: skip
     files = [data_path] if isinstance(data_path, str) else list(data_path)
     how: dict[str, Any] = {"folder": folder, "top_k": top_k, "temperature": temperature, "dry_run": dry_run}
     if teacher_path is None:
@@ -167,6 +175,7 @@ def teach(
             raise SettingsError("teacher_path is wanted, a teacher that is asked, or from_rows, what rows hold of one.")
         if model_path is None:
             raise SettingsError("model_path is wanted with from_rows: the model whose tokens the rows are of.")
+        _refuse_unread({"data_format": data_format, **reading})
         return _convert(_row_files(files), _Kind(tokenizer=forge_data.load_tokenizer(find_model(model_path)), **how))
     if from_rows:
         raise SettingsError(
@@ -180,13 +189,6 @@ def teach(
             f"teacher_path {teacher}: its tokenizer gives other ids to tokens than that of model_path, so that its predictions "
             "are about other words. Take a teacher of the same family, or `forge distill --loss gold --teacher-path`."
         )
-    reading: dict[str, Any] = {
-        "train_on": train_on, "turns": turns, "turn_end": turn_end, "train_on_turn_end": train_on_turn_end,
-        "chat_template": chat_template, "chat_template_kwargs": chat_template_kwargs, "system_prompt": system_prompt,
-        "max_seq_len": max_seq_len, "on_overflow": on_overflow, "preprocess": preprocess,
-        "rename_columns": as_columns(rename_columns), "max_samples": max_samples, "on_bad_row": on_bad_row,
-        "max_bad_rows": max_bad_rows,
-    }  # fmt: skip
     try:
         data_sets = attrs.fields_dict(forge_data.DataSettings)["data_path"].metadata["words"](files)
         data: Any = forge_data.DataSettings(data_path=data_sets, data_format=data_format, **reading)
@@ -308,10 +310,21 @@ def _convert(files: Sequence[Path], kind: _Kind) -> Taught:
     return attrs.evolve(found, covered=StoredTeacher(kind.folder).covered())
 
 
+def _refuse_unread(reading: Mapping[str, Any]) -> None:
+    """Raise SettingsError for a setting of how rows become tokens, which from_rows reads as tokens."""
+    defaults = inspect.signature(teach).parameters
+    if given := [name for name, value in reading.items() if value != defaults[name].default]:
+        raise SettingsError(
+            f"{given[0]}={reading[given[0]]} has no effect with from_rows, which takes every row as it is, in tokens: leave it out."
+        )
+
+
 def _row_files(files: Sequence[str]) -> list[Path]:
     """Return JSON Lines files by name. Raises SettingsError for what is none."""
     paths = [Path(each).expanduser() for each in files]
     for path in paths:
+        if not path.exists():
+            raise SettingsError(f"data_path {path}: there is no such file.")
         if not path.is_file() or path.suffix not in (".jsonl", ".ndjson"):
             raise SettingsError(f"data_path {path}: with from_rows files of JSON Lines are read (.jsonl). Give such a file.")
     return paths

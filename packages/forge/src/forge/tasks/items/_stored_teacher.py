@@ -32,6 +32,8 @@ RECORD = "teacher.json"
 IGNORED = -100
 """Label of a token that is not learned."""
 _VERSION = 1
+_FIELDS = {"key": str, "parts": int, "tokenizer": str, "temperature": float}
+"""What each version has in teacher.json."""
 _ROWS = "rows"
 """Entry of a part's metadata: the file and row of each sample, as JSON."""
 _ANSWERS = ("ids", "logps", "rest")
@@ -117,13 +119,12 @@ def read_record(path: str | Path) -> dict[str, Any]:
     remedy = "Give a directory that `forge teach --output` wrote."
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        if found["version"] != _VERSION:
-            raise SettingsError(f"teacher_logprobs {path}: is of another version of forge ({found['version']}). {remedy}")
-        parts, tokenizer, temperature = int(found["parts"]), str(found["tokenizer"]), float(found["temperature"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        what = "there is no" if isinstance(error, FileNotFoundError) else "it cannot be read:"
-        raise SettingsError(f"teacher_logprobs {path}: {what} {RECORD} in it. {remedy}") from error
-    return {**found, "parts": parts, "tokenizer": tokenizer, "temperature": temperature}
+        if (version := found["version"]) == _VERSION:
+            return {**found, **{name: kind(found[name]) for name, kind in _FIELDS.items()}}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        what = f"there is no {RECORD} in it" if isinstance(error, FileNotFoundError) else f"its {RECORD} cannot be read"
+        raise SettingsError(f"teacher_logprobs {path}: {what}. {remedy}") from error
+    raise SettingsError(f"teacher_logprobs {path}: is of another version of forge ({version}). {remedy}")
 
 
 def vocabulary_digest(tokenizer: Any) -> str:
