@@ -315,7 +315,8 @@ def _refuse_unread(reading: Mapping[str, Any]) -> None:
     defaults = inspect.signature(teach).parameters
     if given := [name for name, value in reading.items() if value != defaults[name].default]:
         raise SettingsError(
-            f"{given[0]}={reading[given[0]]} has no effect with from_rows, which takes every row as it is, in tokens: leave it out."
+            f"{given[0]}={reading[given[0]]} has no effect with from_rows, which takes every row as it is, in tokens: leave it "
+            "out."
         )
 
 
