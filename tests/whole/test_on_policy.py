@@ -199,6 +199,7 @@ def test_rows_with_weights_and_short_prompts(given: dict[str, Any], tmp_path: Pa
         ({"max_tokens": 100}, "max_tokens=100 with on_policy"),
         ({"optimizer": "schedule_free"}, "schedule_free with on_policy"),
         ({"train_on_turn_end": "all"}, "train_on_turn_end=all with on_policy"),
+        ({"max_seq_len": 24, "on_overflow": "split"}, "on_overflow=split with on_policy"),
         ({"train_on": "all"}, r"chats\.jsonl:\d+: is learned from its beginning"),
         ({"max_tokens_per_gpu": 30}, "more than max_tokens_per_gpu=30"),
     ],
