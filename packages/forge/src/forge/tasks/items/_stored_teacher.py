@@ -92,8 +92,8 @@ def write_part(file: Path, part: Part, key: str) -> None:
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
         raise RunWriteError(
-            f"{file}: the teacher's log-probabilities cannot be written: {error}. Start the same command again after that, "
-            f"which goes on from here: {write_remedy(error)}."
+            f"{file}: the teacher's log-probabilities cannot be written: {error}. The same command goes on from here: "
+            f"{write_remedy(error)}."
         ) from error
 
 
