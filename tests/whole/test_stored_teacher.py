@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import forge
 import forge_data
@@ -137,6 +138,58 @@ def test_rows_of_the_same_tokens(given: dict[str, Any], tmp_path: Path) -> None:
         forge.distill(**stored(given | more, path, data_path=str(wider)), ckpt_output_dir=tmp_path / "run")
 
 
+ODD: list[dict[str, Any]] = [
+    {"input_ids": [5], "labels": [5]},
+    {"input_ids": [5, 6], "labels": [-100, 6]},
+    {"input_ids": [5, 9, 40, 41], "labels": [-100] * 4},
+    {"input_ids": [5, 9, 40, 41], "labels": [5, -100, -100, -100]},
+    {"input_ids": [5, 9, 40, 41, 7], "labels": [-100, 9, -100, 41, 7], "weights": [0, 0.5, 0, 3, 0.25]},
+    {"input_ids": [0, 1, 2, 0, 1, 2, 83], "labels": [-100, 1, 2, 0, 1, 2, 83]},
+]
+"""One token, none that is learned, the first alone, weights of tokens, special tokens."""
+
+
+def naive_losses(given: dict[str, Any], k: int, temperature: float, beta: float, *, class_of_rest: bool) -> list[float]:
+    """Mean divergence and mean KL over `ODD`, a token at a time, from plain transformers' logits in float64."""
+    student, teacher = (AutoModelForCausalLM.from_pretrained(given[name]).eval() for name in ("model_path", "teacher_path"))
+    sums = np.zeros(3)
+    for row in ODD:
+        ids = torch.tensor([row["input_ids"]])
+        with torch.no_grad():
+            q_of, p_of = ((model(ids).logits[0].double() / temperature).softmax(-1) for model in (student, teacher))
+        for at in (at for at in range(1, ids.shape[1]) if row["labels"][at] != -100):
+            top, weight = p_of[at - 1].topk(k).indices, row.get("weights", [1.0] * (at + 1))[at]
+            q, p = (torch.cat((each[top], 1 - each[top].sum()[None])) for each in (q_of[at - 1], p_of[at - 1]))
+            if not class_of_rest:
+                p[-1] = 0
+                p = p / p.sum()
+            mixture = beta * p + (1 - beta) * q
+            kl, of_p, of_q = ((a * (a / b).log())[a > 0].sum().item() for a, b in ((p, q), (p, mixture), (q, mixture)))
+            sums += weight * np.array([kl if beta == 0 else beta * of_p + (1 - beta) * of_q, kl, 1])
+    return list(sums[:2] / sums[2])
+
+
+@pytest.mark.parametrize(
+    ("k", "temperature", "beta", "rest"),
+    [
+        (3, 0.02, 0.5, "class"),
+        (2, 0.05, 0.0, "left_out"),
+        pytest.param(4, 0.1, 0.9, "left_out", marks=pytest.mark.lane),
+        pytest.param(1, 0.03, 0.1, "class", marks=pytest.mark.lane),
+    ],
+)
+def test_odd_rows_have_a_naive_loops_losses(
+    k: int, temperature: float, beta: float, rest: str, given: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of few tokens stored, at a temperature, weighted; rows of which nothing is learned count nothing."""
+    more = {"data_path": str(write_rows(tmp_path / "odd.jsonl", ODD)), "lint": "off", "validation_split": 0, "max_steps": 1}
+    path = taught(given | more, tmp_path / "taught", top_k=k, temperature=temperature)
+    settings = {"effective_batch_size": 8, "temperature": temperature, "beta": beta, "teacher_rest": rest}
+    line = metrics(forge.distill(**stored(given | more | settings, path), ckpt_output_dir=tmp_path / "run").output_dir)[0]
+    expected = naive_losses(given, k, temperature, beta, class_of_rest=rest == "class")
+    assert [line["loss"], line["kl"]] == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_row_beyond_the_teachers_table(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that is longer than the teacher's table of positions is refused by name, and nothing is written."""
     monkeypatch.setattr(forge_dist, "position_table", lambda _: 16)
@@ -220,6 +273,9 @@ def test_what_is_refused(given: dict[str, Any], whole: Path, tmp_path: Path) -> 
         write_rows(file, changed)
         with pytest.raises(forge.SettingsError, match=message):
             forge.distill(**stored(given, whole, data_path=str(file), validation_split=0), ckpt_output_dir=tmp_path / "run")
+    pairs = write_rows(tmp_path / "pairs.jsonl", [{"prompt": "why", "chosen": "so", "rejected": "no"}])
+    with pytest.raises(forge.SettingsError, match=r"data_path holds preference rows \(pairs\.jsonl:1\), and forge teach takes"):
+        taught(given | {"data_path": str(pairs)}, tmp_path / "run")
     image = [{"type": "image", "url": "plum.png"}, {"type": "text", "text": "what?"}]
     shown = write_rows(
         tmp_path / "shown.jsonl", [*rows[:2], {"messages": [{"role": "user", "content": image}, *rows[0]["messages"][1:2]]}]

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forge._errors import SettingsError
-from forge.tasks.items._stored_teacher import IGNORED, Part
+from forge.tasks.items._samples import IGNORED
+from forge.tasks.items._stored_teacher import Part
 
 _LEAST_REST = 1e-8
 """Probability that is left at least for all other tokens: sums of rounded numbers say no less."""

@@ -12,10 +12,7 @@ import forge_packing
 from forge._errors import SettingsError
 from forge.tasks.items._items import Ints
 from forge.tasks.items._media import media_row
-from forge.tasks.items._samples import Conversations, Samples
-
-IGNORED = -100
-"""Label of a token that is not learned."""
+from forge.tasks.items._samples import IGNORED, Conversations, Samples, learned_positions
 
 
 class OwnAnswers(Samples):
@@ -142,13 +139,13 @@ def own_answers(store: forge_data.TokenStore, max_new_tokens: int) -> OwnAnswers
 def _prompt_length(store: Any, index: int) -> int:
     import numpy as np
 
-    labels = np.asarray(store[index].labels)
-    learned = np.flatnonzero(labels[1:] != IGNORED) + 1
+    sample = store[index]
+    learned = learned_positions(sample)
     if not len(learned):
         return 0
     breaks = np.flatnonzero(np.diff(learned) > 1)
     start = int(learned[breaks[-1] + 1] if len(breaks) else learned[0])
-    if start > 1 or labels[0] == IGNORED:
+    if start > 1 or sample.labels[0] == IGNORED:
         return start
     raise SettingsError(
         f"{store.source(index)}: is learned from its beginning, so that on_policy has no prompt to ask the model. Take rows "

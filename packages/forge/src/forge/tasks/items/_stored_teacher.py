@@ -22,15 +22,13 @@ from forge._counted import counted
 from forge._disk import write_remedy
 from forge._errors import RunWriteError, SettingsError
 from forge.tasks.items._items import Ints
-from forge.tasks.items._samples import Conversations, Samples
+from forge.tasks.items._samples import Conversations, Samples, learned_positions
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
 RECORD = "teacher.json"
-IGNORED = -100
-"""Label of a token that is not learned."""
 _VERSION = 1
 _FIELDS = {"key": str, "parts": int, "tokenizer": str, "temperature": float}
 """What each version has in teacher.json."""
@@ -82,7 +80,7 @@ def write_part(file: Path, part: Part, key: str) -> None:
         "positions": np.concatenate(part.positions),
         "starts": starts,
         **dict(zip(_ANSWERS, answers, strict=True)),
-        "checks": np.array([_check(at, *(each[a:b] for each in answers)) for at, a, b in bounds], np.uint32),
+        "checks": np.array([_checksum(at, *(each[a:b] for each in answers)) for at, a, b in bounds], np.uint32),
     }
     try:
         save_file(tensors, temporary, metadata={"key": key, _ROWS: json.dumps(list(part.rows))})
@@ -260,7 +258,7 @@ class StoredTeacher:
         begin, end = (int(each) for each in part["starts"][number : number + 2])
         positions = self._positions(place)
         answers = tuple(part[name][begin:end] for name in _ANSWERS)
-        if _check(positions, *answers) != part["checks"][number]:
+        if _checksum(positions, *answers) != part["checks"][number]:
             file = part_file(self.path, place[0])
             raise forge_data.StoreError(
                 f"teacher_logprobs {file}: what it holds of {self._rows[place[0]][number]} is damaged: it is not what was "
@@ -286,7 +284,7 @@ def _digest(ids: Any) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(ids, dtype=np.int32).tobytes()).digest()
 
 
-def _check(positions: Any, *answers: Any) -> int:
+def _checksum(positions: Any, *answers: Any) -> int:
     """Return the CRC-32 of what is stored of a sample."""
     import numpy as np
 
@@ -294,13 +292,6 @@ def _check(positions: Any, *answers: Any) -> int:
     for each in (positions, *answers):
         found = zlib.crc32(np.ascontiguousarray(each).tobytes(), found)
     return found
-
-
-def learned_positions(sample: Any) -> Any:
-    """Return the positions of a sample's learned tokens, of which the first token is none."""
-    import numpy as np
-
-    return np.flatnonzero(np.asarray(sample.labels)[1:] != IGNORED) + 1
 
 
 class StoredSamples(Samples):
