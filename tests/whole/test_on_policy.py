@@ -56,23 +56,26 @@ def losses(run: Path) -> list[float]:
     return [line["loss"] for line in metrics(run) if "loss" in line]
 
 
+def naive_sum(given: dict[str, Any], line: dict[str, Any], beta: float) -> float:
+    """The summed divergence over the tokens of one sampled completion, from plain transformers' probabilities."""
+    tokenizer = AutoTokenizer.from_pretrained(given["model_path"])
+    prompt = tokenizer(line["prompt"], add_special_tokens=False)["input_ids"]
+    ids = torch.tensor([[*prompt, *line["completion_ids"]]])
+    models = [AutoModelForCausalLM.from_pretrained(given[name]).eval() for name in ("model_path", "teacher_path")]
+    with torch.no_grad():
+        q, p = (model(ids).logits[0, len(prompt) - 1 : -1].double().softmax(-1) for model in models)
+    m = beta * p + (1 - beta) * q
+    if beta in (0.0, 1.0):
+        terms = (p * (p / q).log()) if beta == 0 else (q * (q / p).log())
+    else:
+        terms = beta * p * (p / m).log() + (1 - beta) * q * (q / m).log()
+    return terms.sum().item()
+
+
 def naive_loss(given: dict[str, Any], run: Path, beta: float) -> float:
     """The mean divergence over the tokens that were sampled for the first step, one completion at a time."""
-    tokenizer = AutoTokenizer.from_pretrained(given["model_path"])
-    models = [AutoModelForCausalLM.from_pretrained(given[name]).eval() for name in ("model_path", "teacher_path")]
-    total, count = 0.0, 0
-    for line in samples_of(run, 1):
-        prompt = tokenizer(line["prompt"], add_special_tokens=False)["input_ids"]
-        ids = torch.tensor([[*prompt, *line["completion_ids"]]])
-        with torch.no_grad():
-            q, p = (model(ids).logits[0, len(prompt) - 1 : -1].double().softmax(-1) for model in models)
-        m = beta * p + (1 - beta) * q
-        if beta in (0.0, 1.0):
-            terms = (p * (p / q).log()) if beta == 0 else (q * (q / p).log())
-        else:
-            terms = beta * p * (p / m).log() + (1 - beta) * q * (q / m).log()
-        total, count = total + terms.sum().item(), count + len(line["completion_ids"])
-    return total / count
+    lines = samples_of(run, 1)
+    return sum(naive_sum(given, line, beta) for line in lines) / sum(len(line["completion_ids"]) for line in lines)
 
 
 @pytest.mark.parametrize("beta", [0.5, pytest.param(0.0, marks=pytest.mark.lane), pytest.param(1.0, marks=pytest.mark.lane)])
@@ -163,6 +166,29 @@ def test_turns_that_are_learned_apart(given: dict[str, Any], tmp_path: Path) -> 
     assert losses(run)[0] == pytest.approx(naive_loss(given | {"model_path": str(student)}, run, 0.5), rel=1e-5)
 
 
+def test_rows_with_weights_and_short_prompts(given: dict[str, Any], tmp_path: Path) -> None:
+    """A completion counts by the mean weight of the tokens that it replaces; a prompt may be one token."""
+    rows: list[dict[str, Any]] = [{"prompt": "x", "completion": "yz"}, {"prompt": "why", "completion": "so", "weight": 0.25}]
+    turns = [{"role": "user", "content": "and?"}, {"role": "assistant", "content": "yes", "weight": 3.0}]
+    rows.append({"messages": [*conversations(1)[0]["messages"], *turns]})
+    ids = [5, 9, 40, 41, 42, 7]
+    rows.append({"input_ids": ids, "labels": [-100, 9, -100, -100, 42, 7], "weights": [0, 9, 0, 0, 0.5, 1.5]})
+    more: dict[str, Any] = {"max_steps": 1, "effective_batch_size": 8, "data_path": {}}
+    for number, (row, form) in enumerate(
+        zip(rows, ("prompt_completion", "prompt_completion", "messages", "auto"), strict=True)
+    ):
+        file = write_rows(tmp_path / f"{number}.jsonl", [row, row])
+        more["data_path"][str(file)] = {"data_format": form}
+    run = forge.distill(**given | more, ckpt_output_dir=tmp_path / "run").output_dir
+    weights = [1.0, 0.25, 3.0, 1.0]
+    sums, counts = [], []
+    for line in samples_of(run, 1):
+        sums.append(weights[line["row"] // 2] * naive_sum(given, line, 0.5))
+        counts.append(weights[line["row"] // 2] * len(line["completion_ids"]))
+    assert len(sums) == 8
+    assert losses(run)[0] == pytest.approx(sum(sums) / sum(counts), rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -172,6 +198,8 @@ def test_turns_that_are_learned_apart(given: dict[str, Any], tmp_path: Path) -> 
         ({"teacher_path": None, "teacher_logprobs": "taught"}, "on_policy with teacher_logprobs"),
         ({"max_tokens": 100}, "max_tokens=100 with on_policy"),
         ({"optimizer": "schedule_free"}, "schedule_free with on_policy"),
+        ({"train_on_turn_end": "all"}, "train_on_turn_end=all with on_policy"),
+        ({"max_seq_len": 24, "on_overflow": "split"}, "on_overflow=split with on_policy"),
         ({"train_on": "all"}, r"chats\.jsonl:\d+: is learned from its beginning"),
         ({"max_tokens_per_gpu": 30}, "more than max_tokens_per_gpu=30"),
     ],

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import forge
 import forge_data
@@ -137,6 +138,58 @@ def test_rows_of_the_same_tokens(given: dict[str, Any], tmp_path: Path) -> None:
         forge.distill(**stored(given | more, path, data_path=str(wider)), ckpt_output_dir=tmp_path / "run")
 
 
+ODD: list[dict[str, Any]] = [
+    {"input_ids": [5], "labels": [5]},
+    {"input_ids": [5, 6], "labels": [-100, 6]},
+    {"input_ids": [5, 9, 40, 41], "labels": [-100] * 4},
+    {"input_ids": [5, 9, 40, 41], "labels": [5, -100, -100, -100]},
+    {"input_ids": [5, 9, 40, 41, 7], "labels": [-100, 9, -100, 41, 7], "weights": [0, 0.5, 0, 3, 0.25]},
+    {"input_ids": [0, 1, 2, 0, 1, 2, 83], "labels": [-100, 1, 2, 0, 1, 2, 83]},
+]
+"""One token, none that is learned, the first alone, weights of tokens, special tokens."""
+
+
+def naive_losses(given: dict[str, Any], k: int, temperature: float, beta: float, *, class_of_rest: bool) -> list[float]:
+    """Mean divergence and mean KL over `ODD`, a token at a time, from plain transformers' logits in float64."""
+    student, teacher = (AutoModelForCausalLM.from_pretrained(given[name]).eval() for name in ("model_path", "teacher_path"))
+    sums = np.zeros(3)
+    for row in ODD:
+        ids = torch.tensor([row["input_ids"]])
+        with torch.no_grad():
+            q_of, p_of = ((model(ids).logits[0].double() / temperature).softmax(-1) for model in (student, teacher))
+        for at in (at for at in range(1, ids.shape[1]) if row["labels"][at] != -100):
+            top, weight = p_of[at - 1].topk(k).indices, row.get("weights", [1.0] * (at + 1))[at]
+            q, p = (torch.cat((each[top], 1 - each[top].sum()[None])) for each in (q_of[at - 1], p_of[at - 1]))
+            if not class_of_rest:
+                p[-1] = 0
+                p = p / p.sum()
+            mixture = beta * p + (1 - beta) * q
+            kl, of_p, of_q = ((a * (a / b).log())[a > 0].sum().item() for a, b in ((p, q), (p, mixture), (q, mixture)))
+            sums += weight * np.array([kl if beta == 0 else beta * of_p + (1 - beta) * of_q, kl, 1])
+    return list(sums[:2] / sums[2])
+
+
+@pytest.mark.parametrize(
+    ("k", "temperature", "beta", "rest"),
+    [
+        (3, 0.02, 0.5, "class"),
+        (2, 0.05, 0.0, "left_out"),
+        pytest.param(4, 0.1, 0.9, "left_out", marks=pytest.mark.lane),
+        pytest.param(1, 0.03, 0.1, "class", marks=pytest.mark.lane),
+    ],
+)
+def test_odd_rows_have_a_naive_loops_losses(
+    k: int, temperature: float, beta: float, rest: str, given: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of few tokens stored, at a temperature, weighted; rows of which nothing is learned count nothing."""
+    more = {"data_path": str(write_rows(tmp_path / "odd.jsonl", ODD)), "lint": "off", "validation_split": 0, "max_steps": 1}
+    path = taught(given | more, tmp_path / "taught", top_k=k, temperature=temperature)
+    settings = {"effective_batch_size": 8, "temperature": temperature, "beta": beta, "teacher_rest": rest}
+    line = metrics(forge.distill(**stored(given | more | settings, path), ckpt_output_dir=tmp_path / "run").output_dir)[0]
+    expected = naive_losses(given, k, temperature, beta, class_of_rest=rest == "class")
+    assert [line["loss"], line["kl"]] == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_row_beyond_the_teachers_table(given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that is longer than the teacher's table of positions is refused by name, and nothing is written."""
     monkeypatch.setattr(forge_dist, "position_table", lambda _: 16)
@@ -174,6 +227,14 @@ def test_a_resumed_run_is_the_same(given: dict[str, Any], whole: Path, tmp_path:
     forge.distill(**settings | {"max_steps": 1}, ckpt_output_dir=tmp_path / "run")
     with pytest.raises(forge.SettingsError, match="teacher_logprobs"):
         forge.distill(**settings | {"teacher_logprobs": str(whole)}, ckpt_output_dir=tmp_path / "run")
+    shutil.move(few, tmp_path / "former")
+    taught(given, few, top_k=3)
+    with pytest.raises(
+        forge.SettingsError, match="model in teacher_logprobs is not .*: what `forge teach` wrote there changed"
+    ):
+        forge.distill(**settings, ckpt_output_dir=tmp_path / "run")
+    shutil.rmtree(few)
+    shutil.move(tmp_path / "former", few)
     forge.distill(**settings, ckpt_output_dir=tmp_path / "run")
     losses = [
         {line["step"]: line["loss"] for line in metrics(tmp_path / name) if "loss" in line} for name in ("straight", "run")
@@ -212,6 +273,9 @@ def test_what_is_refused(given: dict[str, Any], whole: Path, tmp_path: Path) -> 
         write_rows(file, changed)
         with pytest.raises(forge.SettingsError, match=message):
             forge.distill(**stored(given, whole, data_path=str(file), validation_split=0), ckpt_output_dir=tmp_path / "run")
+    pairs = write_rows(tmp_path / "pairs.jsonl", [{"prompt": "why", "chosen": "so", "rejected": "no"}])
+    with pytest.raises(forge.SettingsError, match=r"data_path holds preference rows \(pairs\.jsonl:1\), and forge teach takes"):
+        taught(given | {"data_path": str(pairs)}, tmp_path / "run")
     image = [{"type": "image", "url": "plum.png"}, {"type": "text", "text": "what?"}]
     shown = write_rows(
         tmp_path / "shown.jsonl", [*rows[:2], {"messages": [{"role": "user", "content": image}, *rows[0]["messages"][1:2]]}]
@@ -301,6 +365,42 @@ def test_rows_of_others_that_are_refused(row: dict[str, Any], message: str, give
     with pytest.raises(forge.SettingsError, match=rf"rows\.jsonl:2: .*{message}"):
         forge.teach(data_path=str(rows), model_path=given["model_path"], from_rows=True, output=tmp_path / "bad")
     assert not (tmp_path / "bad").exists()
+
+
+def test_rows_of_others_that_cannot_be_read(given: dict[str, Any], tmp_path: Path) -> None:
+    """Bytes that are no UTF-8 and nesting without end, by row; a file that is not there; settings of how rows are read."""
+    rows, good = tmp_path / "rows.jsonl", b'{"input_ids": [5, 6], "target_token_ids": [[7, 8]], "logprobs": [[-0.5, -1e300]]}\n'
+    how = {"data_path": str(rows), "model_path": given["model_path"], "from_rows": True, "output": tmp_path / "out"}
+    with pytest.raises(forge.SettingsError, match=r"rows\.jsonl: there is no such file"):
+        forge.teach(**how)
+    for bad in (b'{"input_ids": "\xff"}\n', b"[" * 100_000 + b"\n"):
+        rows.write_bytes(good + bad)
+        with pytest.raises(forge.SettingsError, match=r"rows\.jsonl:2: holds no log-probabilities as they are read"):
+            forge.teach(**how)
+    rows.write_bytes(good)
+    for name, value in {"train_on": "all", "max_seq_len": 8, "data_format": "messages", "max_samples": 1}.items():
+        with pytest.raises(forge.SettingsError, match=f"{name}={value} has no effect with from_rows"):
+            forge.teach(**how, **{name: value})
+    assert not (tmp_path / "out").exists()
+    found = load_file(next(forge.teach(**how).path.glob("*.safetensors")))
+    assert found["logps"].tolist() == [[-0.5]]  # no float32 holds the other
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"version": 2}, "is of another version of forge \\(2\\)"),
+        ({"key": None}, "its teacher.json cannot be read"),
+        ({"parts": "many"}, "its teacher.json cannot be read"),
+    ],
+)
+def test_records_that_cannot_be_read(changed: dict[str, Any], message: str, whole: Path, tmp_path: Path) -> None:
+    """Of another version, without an entry, or with a value that is none: said as that."""
+    record = json.loads((whole / "teacher.json").read_text()) | changed
+    held = {name: value for name, value in record.items() if value is not None}
+    (tmp_path / "teacher.json").write_text(json.dumps(held))
+    with pytest.raises(forge.SettingsError, match=message):
+        StoredTeacher(tmp_path)
 
 
 def test_another_tokenizer_is_refused(given: dict[str, Any], tmp_path: Path) -> None:

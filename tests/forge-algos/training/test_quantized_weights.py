@@ -18,6 +18,7 @@ from forge_algos import (
     schedule,
     train,
 )
+from forge_algos.training import _quantized_weights
 
 from ...ranks import run_on_ranks
 from ..oracle import CPU, make, naive, pack, samples
@@ -29,7 +30,7 @@ NUMBERS = st.one_of(ROUND, st.floats(-1, 1, width=32))
 
 
 def kinds_of(model, kind):
-    return {name: kind for name, p in model.named_parameters() if p.ndim == 2 and p.shape[-1] % 32 == 0}
+    return {name: (kind, -1) for name, p in model.named_parameters() if p.ndim == 2 and p.shape[-1] % 32 == 0}
 
 
 def wide(seed=0):
@@ -89,7 +90,7 @@ def test_what_no_block_divides_is_refused():
         fake_quantize(torch.ones(2, 33), "q4_0")
     model = make()
     with pytest.raises(OptimizerError, match="no weight nothing"):
-        QuantizedWeights(model, {"nothing": "q4_0"})
+        QuantizedWeights(model, {"nothing": ("q4_0", -1)})
 
 
 def run(model, kind, number=3, micro_batches=2):
@@ -115,9 +116,9 @@ def test_a_step_is_straight_through(kind):
     scheduler = schedule(optimizer, config, len(data))
     for rows, loss in zip(data, losses, strict=True):
         rounded = copy.deepcopy(reference)
-        for name, kind_of in kinds_of(rounded, kind).items():
+        for name in kinds_of(rounded, kind):
             weight = rounded.get_parameter(name)
-            weight.data = fake_quantize(weight.data, kind_of)
+            weight.data = fake_quantize(weight.data, kind)
         rounded.zero_grad()
         total, count = naive(rounded, rows)
         (total / count).backward()
@@ -189,10 +190,10 @@ def divided_by_columns(ranks):
     wanted = torch.randn(3, 64)
     layer.weight = torch.nn.Parameter(distribute_tensor(wanted.clone(), mesh, [Shard(1)]))
     narrow.weight = torch.nn.Parameter(distribute_tensor(torch.randn(3, 32), mesh, [Shard(1)]))
-    with QuantizedWeights(layer, {"weight": "q4_0"}).in_place():
+    with QuantizedWeights(layer, {"weight": ("q4_0", -1)}).in_place():
         found = torch.equal(layer.weight.detach().full_tensor(), fake_quantize(wanted, "q4_0"))
     with pytest.raises(OptimizerError, match="ranks divide weight inside of them"):
-        QuantizedWeights(narrow, {"weight": "q4_0"})
+        QuantizedWeights(narrow, {"weight": ("q4_0", -1)})
     return found
 
 
@@ -202,3 +203,16 @@ def test_columns_of_whole_blocks():
     """Ranks that divide columns (tp_size) round them as one process does, or refuse on all ranks."""
     pytest.importorskip("forge_dist", reason="forge_dist is not installed beside forge_algos")
     assert run_on_ranks(divided_by_columns, 2) == [True, True]
+
+
+@pytest.mark.parametrize("at_once", [1 << 22, 40])
+def test_a_matrix_that_is_stored_transposed(at_once, monkeypatch):
+    """Blocks along dimension -2 are those of the transposed matrix, in experts and in parts of any size."""
+    monkeypatch.setattr(_quantized_weights, "_AT_ONCE", at_once)
+    layer = torch.nn.Module()
+    layer.experts = torch.nn.Parameter(torch.randn(3, 64, 5, generator=torch.Generator().manual_seed(1)))
+    wanted = torch.stack([fake_quantize(each.T.contiguous(), "q4_1").T for each in layer.experts.detach()])
+    with QuantizedWeights(layer, {"experts": ("q4_1", -2)}).in_place():
+        assert torch.equal(layer.experts, wanted)
+    with pytest.raises(OptimizerError, match="ranks divide experts inside of them"):
+        QuantizedWeights(layer, {"experts": ("q4_1", -1)})

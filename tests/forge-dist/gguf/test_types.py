@@ -10,6 +10,8 @@ from hypothesis import given, strategies
 from forge_dist import gguf_rounded, gguf_type
 from forge_dist.gguf._types import quantize, stored_bytes, unheld
 
+from ..gguf_models import MODELS, model_of
+
 gguf = pytest.importorskip("gguf", reason="gguf is an extra of forge-dist: pip install 'forge-dist[gguf]'")
 
 BLOCKS = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "mxfp4")
@@ -81,15 +83,36 @@ def test_which_weights_of_a_model_are_rounded(tied, tmp_path):
     )  # fmt: skip
     model = transformers.Qwen2ForCausalLM(config)
     found = rounded_weights(model, "q4_0")
-    assert found["model.embed_tokens.weight"] == "q8_0"
-    assert found.get("lm_head.weight") == (None if tied else "q8_0")
-    assert found["model.layers.0.mlp.down_proj.weight"] == "float16", "its rows have 48 numbers"
-    assert found["model.layers.0.self_attn.q_proj.weight"] == "q4_0"
+    assert found["model.embed_tokens.weight"] == ("q8_0", -1)
+    assert found.get("lm_head.weight") == (None if tied else ("q8_0", -1))
+    assert found["model.layers.0.mlp.down_proj.weight"] == ("float16", -1), "its rows have 48 numbers"
+    assert found["model.layers.0.self_attn.q_proj.weight"] == ("q4_0", -1)
     assert {model.get_parameter(name).ndim for name in found} == {2}
     written = {name: gguf_type(name, tensor.shape, "q4_0") for name, tensor in tensors_to_write(model, arch, tmp_path).items()}
     names = {known: name for name, parts in names_in_file(model, arch, tmp_path).items() for known in parts}
-    assert found == {names[known]: kind for known, kind in written.items() if kind != "float32"}
+    assert found == {names[known]: (kind, -1) for known, kind in written.items() if kind != "float32"}
     assert rounded_weights(model, "float32") == {}
+
+
+SHORT = {"gpt_oss", "gemma2", "qwen2_moe"}
+"""Models that are tried in CI; the others in the lane."""
+
+
+@pytest.mark.parametrize("name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.lane) for name in MODELS])
+def test_every_architecture_computes_with_its_files_numbers(name, tmp_path):
+    """Rounded in place, each weight has the numbers of its tensors in the file: fused, reordered and transposed ones too."""
+    algos = pytest.importorskip("forge_algos", reason="forge_algos is not installed beside forge_dist")
+    from forge_dist import rounded_weights
+    from forge_dist.gguf._architectures import ARCHITECTURES
+    from forge_dist.gguf._layout import gguf_tensors
+
+    model = model_of(name)
+    tensors = gguf_tensors(model, ARCHITECTURES[model.config.model_type], tmp_path)
+    written = {key: tensor.values().detach().clone() for key, tensor in tensors.items()}
+    with algos.QuantizedWeights(model, rounded_weights(model, "q4_1")).in_place():
+        for key, tensor in tensors.items():
+            read = gguf_rounded(written[key], gguf_type(key, written[key].shape, "q4_1"))
+            assert torch.equal(tensor.values(), read), key
 
 
 def test_weights_of_experts_are_rounded():
@@ -104,7 +127,7 @@ def test_weights_of_experts_are_rounded():
     )  # fmt: skip
     found = rounded_weights(transformers.Qwen2MoeForCausalLM(config), "q4_0")
     experts = {name.rpartition("layers.0.mlp.")[2]: kind for name, kind in found.items() if ".mlp." in name}
-    assert experts["experts.gate_up_proj"] == experts["experts.down_proj"] == "q4_0"
+    assert experts["experts.gate_up_proj"] == experts["experts.down_proj"] == ("q4_0", -1)
     assert "shared_expert_gate.weight" not in experts
 
 

@@ -119,34 +119,35 @@ class QuantizedWeights:
 
     >>> model = nn.Linear(32, 4, bias=False)
     >>> before = model.weight.detach().clone()
-    >>> with QuantizedWeights(model, {"weight": "q4_0"}).in_place():
+    >>> with QuantizedWeights(model, {"weight": ("q4_0", -1)}).in_place():
     ...     bool((model.weight == fake_quantize(before, "q4_0")).all())
     True
     >>> bool((model.weight == before).all())
     True
     """
 
-    def __init__(self, model: nn.Module, kinds: Mapping[str, str]) -> None:
+    def __init__(self, model: nn.Module, kinds: Mapping[str, tuple[str, int]]) -> None:
         """Take a model as the optimizer has it, wrapped and divided or not.
 
         Args:
-            model: its weights may be divided by rows (FSDP2), or by columns of whole blocks.
-            kinds: name of each weight that is rounded → its type, as of `fake_quantize`; trained or frozen.
+            model: its weights may be divided, but not inside of a block.
+            kinds: name of each weight that is rounded → its type, as of `fake_quantize`, and the dimension along which its
+                blocks lie, from the end: -1, or -2 of a matrix that is stored transposed. It may be trained or frozen.
 
         Raises:
             OptimizerError: a weight is not there, or ranks divide it inside of its blocks.
         """
-        self._model, self._weights = model, list[tuple[nn.Parameter, str]]()
+        self._model, self._weights = model, list[tuple[nn.Parameter, str, int]]()
         named = dict(unwrap(model).named_parameters())
-        for name, kind in kinds.items():
+        for name, (kind, dim) in kinds.items():
             if name not in named:
                 raise OptimizerError(f"the model has no weight {name}, which was to be rounded to {kind}")
-            if kind != "float16" and _cut(named[name]):
+            if kind != "float16" and _cut(named[name], dim):
                 raise OptimizerError(
                     f"{kind} rounds blocks of {BLOCK} numbers of a row, and ranks divide {name} inside of them: train with "
                     "strategy=fsdp2, ddp, zero1 or zero2, without tp_size"
                 )
-            self._weights.append((named[name], kind))
+            self._weights.append((named[name], kind, dim))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -155,34 +156,39 @@ class QuantizedWeights:
         Afterwards the unrounded ones are back to the bit. Meanwhile a copy of what this process holds of them lies beside.
         """
         free_gathered(self._model)
-        kept = [local(weight).clone() for weight, _ in self._weights]
+        kept = [local(weight).clone() for weight, *_ in self._weights]
         try:
-            for weight, kind in self._weights:
-                _round_(local(weight), kind)
+            for weight, kind, dim in self._weights:
+                _round_(local(weight).transpose(dim, -1), kind)
             # An autocast that is open would go on with its casts of the former weights.
             torch.clear_autocast_cache()
             yield
         finally:
             free_gathered(self._model)
-            for (weight, _), before in zip(self._weights, kept, strict=True):
+            for (weight, *_), before in zip(self._weights, kept, strict=True):
                 local(weight).copy_(before)
             torch.clear_autocast_cache()
 
 
 @torch.no_grad()
 def _round_(held: torch.Tensor, kind: str) -> None:
-    at_once = max(1, _AT_ONCE // max(1, held[:1].numel()))
+    each = held[:1].numel()
+    if each > _AT_ONCE and held.ndim > 2:
+        for part in held:
+            _round_(part, kind)
+        return
+    at_once = max(1, _AT_ONCE // max(1, each))
     for begin in range(0, held.shape[0], at_once):
         part = held[begin : begin + at_once]
         part.copy_(fake_quantize(part, kind))
 
 
-def _cut(weight: torch.Tensor) -> bool:
+def _cut(weight: torch.Tensor, dim: int) -> bool:
     """Return whether ranks divide a weight inside of its blocks; each answers alike."""
     if not isinstance(weight, DTensor):
-        return weight.numel() == 0 or bool(weight.shape[-1] % BLOCK)
+        return weight.numel() == 0 or bool(weight.shape[dim] % BLOCK)
     parts = 1
-    for dim, placement in enumerate(weight.placements):
-        if getattr(placement, "dim", None) in (-1, weight.ndim - 1):
-            parts *= weight.device_mesh.size(dim)
-    return bool(-(-weight.shape[-1] // parts) % BLOCK)
+    for of_mesh, placement in enumerate(weight.placements):
+        if getattr(placement, "dim", None) in (dim, weight.ndim + dim):
+            parts *= weight.device_mesh.size(of_mesh)
+    return bool(-(-weight.shape[dim] // parts) % BLOCK)

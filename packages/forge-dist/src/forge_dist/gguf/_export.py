@@ -81,11 +81,12 @@ def refuse_gguf(
     _refuse_blocks(model, gguf_tensors(model, arch, file), dtype, file)
 
 
-def rounded_weights(model: "PreTrainedModel", dtype: GGUFType) -> dict[str, GGUFType]:
-    """Return the weights that a file of matrices in `dtype` rounds, each with its type there.
+def rounded_weights(model: "PreTrainedModel", dtype: GGUFType) -> dict[str, tuple[GGUFType, int]]:
+    """Return the weights that a file of matrices in `dtype` rounds: type there, and dimension of its blocks.
 
     By the model's own names; of a head that is tied to the embedding the embedding's. The rows of a weight may stand in another
-    order in the file, and each is rounded by itself. Ranks may divide the model; no number of it is read.
+    order in the file, and each is rounded by itself. They lie along dimension -1, or -2 where the file has a matrix transposed
+    (the experts of gpt-oss). Ranks may divide the model; no number of it is read.
 
     Raises:
         ModelError: as `export_gguf`.
@@ -94,11 +95,15 @@ def rounded_weights(model: "PreTrainedModel", dtype: GGUFType) -> dict[str, GGUF
     where, found = Path(f"{dtype}.gguf"), {}
     state = {name: torch.empty(tensor.shape, device="meta") for name, tensor in model.state_dict().items()}
     for name, parts in names_in_file(model, gguf_architecture(model, where), where).items():
-        kinds = {gguf_type(known, view(state[name]).shape, dtype) for known, view in parts.items()}
+        kinds = set()
+        for known, view in parts.items():
+            part = view(state[name])
+            kind = gguf_type(known, part.shape, dtype)
+            kinds.add((kind, 0 if kind == "float32" else state[name].stride().index(part.stride(-1)) - part.ndim))
         found[name] = kinds.pop()
         if kinds:
             raise ModelError(f"{where}: the tensor {name} is divided into tensors of several types, which cannot be one")
-    return {name: kind for name, kind in found.items() if kind != "float32"}
+    return {name: (kind, dim) for name, (kind, dim) in found.items() if kind != "float32"}
 
 
 def export_gguf(

@@ -100,7 +100,7 @@ def rounded_weights(s: Any, model: Any, report: Reporter) -> forge_algos.Quantiz
     if (kind := s.qat.qat) is None:
         return None
     kinds = forge_dist.rounded_weights(model, kind)
-    numbers = ", ".join(f"{number} to {each}" for each, number in Counter(kinds.values()).items())
+    numbers = ", ".join(f"{number} to {each}" for each, number in Counter(each for each, _ in kinds.values()).items())
     report.note(
         f"qat: {kind}: {counted(len(kinds), 'weights')} are rounded wherever the model computes ({numbers}); unrounded ones "
         "move, and are exported"

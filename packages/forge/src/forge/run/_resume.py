@@ -455,9 +455,10 @@ def compare_model(path: Path, identity: Mapping[str, str], paths: Mapping[str, s
             gone = [each for each in _MODELS if each in known and each not in identity]
             raise _other_models(path, gone, {each: paths[each] for each in _MODELS if each in identity and each not in known})
         if known.get(name) != identity.get(name) and (digests or not (name in known and name in identity)):
+            held = "its config.json or its weights" if name != "teacher_logprobs" else "what `forge teach` wrote there"
             raise SettingsError(
                 f"ckpt_output_dir {path}: the model in {'model_path' if name == 'model' else name} is not the one that its run "
-                "began with: its config.json or its weights changed. Put it back, or give another ckpt_output_dir."
+                f"began with: {held} changed. Put it back, or give another ckpt_output_dir."
             )
     return {**identity, "run": run}
 

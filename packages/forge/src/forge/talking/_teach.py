@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,9 @@ from forge.talking._forgetting import as_columns
 from forge.talking._model import find_model
 from forge.talking._teacher_output import TeacherOutput
 from forge.talking._teacher_rows import read_parts
-from forge.tasks.items._stored_teacher import Part, StoredTeacher, learned_positions, vocabulary_digest
+from forge.tasks._lint_check import check_kind
+from forge.tasks.items._samples import learned_positions
+from forge.tasks.items._stored_teacher import Part, StoredTeacher, vocabulary_digest
 
 _PART_BYTES = 2**28
 """Bytes of a part's log-probabilities, about: what a kill loses is less than a part."""
@@ -59,8 +62,8 @@ class Taught:
 
 
 @attrs.frozen(kw_only=True)
-class _Kind:
-    """What is stored of each position, and where."""
+class _Request:
+    """What is to be stored of each position, and where."""
 
     folder: Path
     tokenizer: Any
@@ -160,26 +163,6 @@ def teach(
     folder = Path(os.path.abspath(Path(output).expanduser()))
     if folder.exists() and not folder.is_dir():
         raise SettingsError(f"output {folder}: is a file. Give a directory.")
-    files = [data_path] if isinstance(data_path, str) else list(data_path)
-    how: dict[str, Any] = {"folder": folder, "top_k": top_k, "temperature": temperature, "dry_run": dry_run}
-    if teacher_path is None:
-        if not from_rows:
-            raise SettingsError("teacher_path is wanted, a teacher that is asked, or from_rows, what rows hold of one.")
-        if model_path is None:
-            raise SettingsError("model_path is wanted with from_rows: the model whose tokens the rows are of.")
-        return _convert(_row_files(files), _Kind(tokenizer=forge_data.load_tokenizer(find_model(model_path)), **how))
-    if from_rows:
-        raise SettingsError(
-            "from_rows reads what a teacher said from the rows, and teacher_path asks one: give one of the two."
-        )
-    teacher = find_model(teacher_path)
-    student = teacher if model_path is None else find_model(model_path)
-    kind = _Kind(tokenizer=forge_data.load_tokenizer(student), **how)
-    if forge_data.load_tokenizer(teacher).get_vocab() != kind.tokenizer.get_vocab():
-        raise SettingsError(
-            f"teacher_path {teacher}: its tokenizer gives other ids to tokens than that of model_path, so that its predictions "
-            "are about other words. Take a teacher of the same family, or `forge distill --loss gold --teacher-path`."
-        )
     reading: dict[str, Any] = {
         "train_on": train_on, "turns": turns, "turn_end": turn_end, "train_on_turn_end": train_on_turn_end,
         "chat_template": chat_template, "chat_template_kwargs": chat_template_kwargs, "system_prompt": system_prompt,
@@ -187,6 +170,27 @@ def teach(
         "rename_columns": as_columns(rename_columns), "max_samples": max_samples, "on_bad_row": on_bad_row,
         "max_bad_rows": max_bad_rows,
     }  # fmt: skip
+    files = [data_path] if isinstance(data_path, str) else list(data_path)
+    how: dict[str, Any] = {"folder": folder, "top_k": top_k, "temperature": temperature, "dry_run": dry_run}
+    if teacher_path is None:
+        if not from_rows:
+            raise SettingsError("teacher_path is wanted, a teacher that is asked, or from_rows, what rows hold of one.")
+        if model_path is None:
+            raise SettingsError("model_path is wanted with from_rows: the model whose tokens the rows are of.")
+        _refuse_unread({"data_format": data_format, **reading})
+        return _convert(_row_files(files), _Request(tokenizer=forge_data.load_tokenizer(find_model(model_path)), **how))
+    if from_rows:
+        raise SettingsError(
+            "from_rows reads what a teacher said from the rows, and teacher_path asks one: give one of the two."
+        )
+    teacher = find_model(teacher_path)
+    student = teacher if model_path is None else find_model(model_path)
+    request = _Request(tokenizer=forge_data.load_tokenizer(student), **how)
+    if forge_data.load_tokenizer(teacher).get_vocab() != request.tokenizer.get_vocab():
+        raise SettingsError(
+            f"teacher_path {teacher}: its tokenizer gives other ids to tokens than that of model_path, so that its predictions "
+            "are about other words. Take a teacher of the same family, or `forge distill --loss gold --teacher-path`."
+        )
     try:
         data_sets = attrs.fields_dict(forge_data.DataSettings)["data_path"].metadata["words"](files)
         data: Any = forge_data.DataSettings(data_path=data_sets, data_format=data_format, **reading)
@@ -197,27 +201,28 @@ def teach(
         read = {name: getattr(data, name) for name in reading}
         tokenizing = report.progress("tokenizing")
         store = forge_data.prepare(data_sets, student, scratch, format=data.data_format, **read, progress=tokenizing)
-        return _ask(store, teacher, kind, report)
+        check_kind("teach", store, "supervised", "rows as forge distill: messages, prompt and completion, documents, or tokens")
+        return _ask(store, teacher, request, report)
 
 
-def _ask(store: Any, teacher: str, kind: _Kind, report: Reporter) -> Taught:
+def _ask(store: Any, teacher: str, request: _Request, report: Reporter) -> Taught:
     """Write the parts that are not there yet."""
-    counts, width = store.loss_counts, min(kind.top_k, kind.vocabulary)
+    counts, width = store.loss_counts, min(request.top_k, request.vocabulary)
     samples = [index for index in range(len(store)) if counts[index]]
     if not samples:
         raise SettingsError("data_path: no row has a token that is learned. Give other rows, or another train_on.")
-    found = kind.taught(samples=len(samples), tokens=int(counts.sum()), text=int(store.lengths[samples].sum()), width=width)
-    if kind.dry_run:
+    found = request.taught(samples=len(samples), tokens=int(counts.sum()), text=int(store.lengths[samples].sum()), width=width)
+    if request.dry_run:
         return found
     machine = forge_accel.accelerator()
     device, dtype = machine.device.value, machine.dtype("auto").value
     parts = list(_divide(samples, counts, most=max(1, _PART_BYTES // (8 * width))))
     weights = stamps_of(Path(teacher), WEIGHTS) if Path(teacher).is_dir() else {}
-    about = [store.fingerprint, teacher, weights, kind.top_k, kind.temperature, str(dtype), [len(part) for part in parts]]
-    with TeacherOutput(kind.folder) as output:
-        todo = output.begin(about, {"teacher": teacher, "parts": len(parts), **kind.about})
+    about = [store.fingerprint, teacher, weights, request.top_k, request.temperature, str(dtype), [len(part) for part in parts]]
+    with TeacherOutput(request.folder) as output:
+        todo = output.begin(about, {"teacher": teacher, "parts": len(parts), **request.about})
         if not todo:
-            return attrs.evolve(found, covered=StoredTeacher(kind.folder).covered())
+            return attrs.evolve(found, covered=StoredTeacher(request.folder).covered())
         with report.taking(f"loading {teacher}", f"loaded {teacher}"):
             model: Any = forge_dist.load_trained(teacher, dtype=dtype, device=device)
         _check_positions(model, store, samples, teacher)
@@ -230,12 +235,12 @@ def _ask(store: Any, teacher: str, kind: _Kind, report: Reporter) -> Taught:
             order = [part[int(at)] for row in rows for at in row]
             batches = (forge_packing.collate([store[part[int(at)]] for at in row]) for row in rows)
             answers = forge_algos.top_logps(
-                model, batches, k=kind.top_k, below=kind.vocabulary, temperature=kind.temperature, device=device
+                model, batches, k=request.top_k, below=request.vocabulary, temperature=request.temperature, device=device
             )
             output.write(number, _as_part(store, order, list(answers)))
             done += len(part)
             show(done, of)
-    return attrs.evolve(found, covered=StoredTeacher(kind.folder).covered())
+    return attrs.evolve(found, covered=StoredTeacher(request.folder).covered())
 
 
 def _check_positions(model: Any, store: Any, samples: Sequence[int], teacher: str) -> None:
@@ -281,37 +286,49 @@ def _divide(samples: Sequence[int], counts: Any, *, most: int) -> Iterator[list[
     yield part
 
 
-def _convert(files: Sequence[Path], kind: _Kind) -> Taught:
+def _convert(files: Sequence[Path], request: _Request) -> Taught:
     """Write what rows of another program hold.
 
     They are read twice: nothing is written before all are known to be right.
     """
-    how: dict[str, Any] = {"top_k": kind.top_k, "vocabulary": kind.vocabulary}
-    how["most"] = max(1, _PART_BYTES // (8 * min(kind.top_k, kind.vocabulary)))
+    how: dict[str, Any] = {"top_k": request.top_k, "vocabulary": request.vocabulary}
+    how["most"] = max(1, _PART_BYTES // (8 * min(request.top_k, request.vocabulary)))
     parts = samples = tokens = text = width = 0
     for part in read_parts(files, width=None, **how):
         parts, samples, tokens = parts + 1, samples + len(part.rows), tokens + len(part.rest)
         text, width = text + sum(map(len, part.input_ids)), max(width, part.ids.shape[1])
-    found = kind.taught(samples=samples, tokens=tokens, text=text, width=width)
-    if kind.dry_run:
+    found = request.taught(samples=samples, tokens=tokens, text=text, width=width)
+    if request.dry_run:
         return found
     digests = []
     for path in files:
         with path.open("rb") as file:
             digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-    about = [digests, kind.top_k, kind.temperature, vocabulary_digest(kind.tokenizer), parts]
-    with TeacherOutput(kind.folder) as output:
-        todo = set(output.begin(about, {"teacher": "rows", "parts": parts, **kind.about}))
+    about = [digests, request.top_k, request.temperature, vocabulary_digest(request.tokenizer), parts]
+    with TeacherOutput(request.folder) as output:
+        todo = set(output.begin(about, {"teacher": "rows", "parts": parts, **request.about}))
         for number, part in enumerate(read_parts(files, width=width, **how)):
             if number in todo:
                 output.write(number, part)
-    return attrs.evolve(found, covered=StoredTeacher(kind.folder).covered())
+    return attrs.evolve(found, covered=StoredTeacher(request.folder).covered())
+
+
+def _refuse_unread(reading: Mapping[str, Any]) -> None:
+    """Raise SettingsError for a setting of how rows become tokens, which from_rows reads as tokens."""
+    defaults = inspect.signature(teach).parameters
+    if given := [name for name, value in reading.items() if value != defaults[name].default]:
+        raise SettingsError(
+            f"{given[0]}={reading[given[0]]} has no effect with from_rows, which takes every row as it is, in tokens: leave it "
+            "out."
+        )
 
 
 def _row_files(files: Sequence[str]) -> list[Path]:
     """Return JSON Lines files by name. Raises SettingsError for what is none."""
     paths = [Path(each).expanduser() for each in files]
     for path in paths:
+        if not path.exists():
+            raise SettingsError(f"data_path {path}: there is no such file.")
         if not path.is_file() or path.suffix not in (".jsonl", ".ndjson"):
             raise SettingsError(f"data_path {path}: with from_rows files of JSON Lines are read (.jsonl). Give such a file.")
     return paths

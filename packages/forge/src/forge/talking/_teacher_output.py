@@ -25,7 +25,7 @@ class TeacherOutput:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunWriteError(f"output {folder} cannot be made: {error}. To go on, {write_remedy(error)}.") from error
+            raise RunWriteError(f"output {folder} cannot be made: {error}; {write_remedy(error)}.") from error
         self._lock = RunLock(
             folder, name="output", busy="another command writes to it now", remedy="Wait for that, or give another directory."
         )

@@ -12,11 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from forge._errors import SettingsError
-from forge.tasks.items._stored_teacher import IGNORED, Part
+from forge.tasks.items._samples import IGNORED
+from forge.tasks.items._stored_teacher import Part
 
 _LEAST_REST = 1e-8
 """Probability that is left at least for all other tokens: sums of rounded numbers say no less."""
 _ROUNDING = 1e-3
+_LEAST = float(np.finfo(np.float32).min)
+"""Log-probabilities that are no higher are stored as -inf."""
 _FORMS = (
     "input_ids with target_token_ids and target_logprobs (Axolotl), or prompt_token_ids with prompt_logprobs (vLLM), a list "
     "for each token"
@@ -87,19 +90,19 @@ def _part(rows: Sequence[_Row], width: int | None) -> Part:
 
 def _rows(files: Sequence[Path], top_k: int, vocabulary: int) -> Iterator[_Row]:
     for file in files:
-        with file.open(encoding="utf-8") as lines:
+        with file.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield _read(line, f"{file}:{number}", top_k, vocabulary)
 
 
-def _read(line: str, where: str, top_k: int, vocabulary: int) -> _Row:
+def _read(line: bytes, where: str, top_k: int, vocabulary: int) -> _Row:
     """Read a row. Raises SettingsError for other columns, and for no log-probabilities."""
     try:
         row = json.loads(line)
         ids, found = _columns(row)
         mask, labels = _at_the_end(row.get("target_mask"), len(ids)), _at_the_end(row.get("labels"), len(ids))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SettingsError(f"{where}: holds no log-probabilities as they are read: {_FORMS}. {error}") from error
     if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
         raise SettingsError(f"{where}: its tokens are from {min(ids)} to {max(ids)}, and the vocabulary has {vocabulary}.")
@@ -165,7 +168,7 @@ def _checked(given: Position, top_k: int, vocabulary: int, where: str) -> tuple[
     """
     if any(not logp <= _ROUNDING for _, logp in given):
         raise SettingsError(f"{where}: has a log-probability above 0, or NaN.")
-    known = sorted(((token, logp) for token, logp in given if logp > -math.inf), key=lambda each: -each[1])
+    known = sorted(((token, logp) for token, logp in given if logp > _LEAST), key=lambda each: -each[1])
     if len({token for token, _ in known}) < len(known) or any(not 0 <= token < vocabulary for token, _ in known):
         raise SettingsError(f"{where}: names a token twice, or one that the vocabulary of {vocabulary} has not.")
     total = math.fsum(math.exp(logp) for _, logp in known)

@@ -49,6 +49,16 @@ class DistillSettings(RunSettings):
                 f"max_tokens={self.plan.max_tokens} with on_policy: how many tokens are learned is known only once completions "
                 "are sampled. Give max_steps or num_epochs."
             )
+        if self.data.train_on_turn_end == "all":
+            raise SettingsError(
+                "train_on_turn_end=all with on_policy: the end of a last message by the user would be taken for an answer, and "
+                "the model asked for it. Take turn, last or none."
+            )
+        if self.data.on_overflow == "split":
+            raise SettingsError(
+                "on_overflow=split with on_policy: what a long row is cut into begins within an answer or a message, which is "
+                "no prompt. Take drop, truncate or error."
+            )
         if self.optimizer.optimizer == "schedule_free":
             raise SettingsError(
                 "optimizer=schedule_free with on_policy trains another model than the one that samples the completions: take "

@@ -12,10 +12,7 @@ import forge_packing
 from forge._errors import SettingsError
 from forge.tasks.items._items import Ints
 from forge.tasks.items._media import media_row
-from forge.tasks.items._samples import Conversations, Samples
-
-IGNORED = -100
-"""Label of a token that is not learned."""
+from forge.tasks.items._samples import IGNORED, Conversations, Samples, learned_positions
 
 
 class OwnAnswers(Samples):
@@ -82,15 +79,22 @@ class OwnAnswers(Samples):
         return self._row(found)
 
     def _asked(self, index: int, completion: Any = ()) -> tuple[forge_data.TokenizedExample, str]:
-        """Return the prompt of an item, with a completion that is learned, and its place."""
+        """Return the prompt of an item, with a completion that is learned, and its place.
+
+        A completion counts as the tokens that it replaces, by their mean weight.
+        """
         import numpy as np
 
         at, begin = int(self._last()[index]), int(self.prompt_lengths[index])
         sample = self.store[at]
         labels = np.append(np.full(begin, IGNORED, np.int32), completion).astype(np.int32)
         ids = np.append(sample.input_ids[:begin], completion).astype(np.int32)
+        weights = None
+        if sample.weights is not None:
+            replaced = sample.weights[begin:][sample.labels[begin:] != IGNORED]
+            weights = np.append(np.zeros(begin), np.full(len(completion), replaced.mean())).astype(np.float32)
         media = tuple(medium for medium in sample.media if medium.stop <= begin)
-        return forge_data.TokenizedExample(ids, labels, media=media), self.store.source(at)
+        return forge_data.TokenizedExample(ids, labels, weights=weights, media=media), self.store.source(at)
 
     def _row(self, found: Sequence[tuple[Any, str]]) -> Any:
         row = forge_packing.collate([sample for sample, _ in found])
@@ -135,12 +139,13 @@ def own_answers(store: forge_data.TokenStore, max_new_tokens: int) -> OwnAnswers
 def _prompt_length(store: Any, index: int) -> int:
     import numpy as np
 
-    learned = np.flatnonzero(np.asarray(store[index].labels)[1:] != IGNORED) + 1
+    sample = store[index]
+    learned = learned_positions(sample)
     if not len(learned):
         return 0
     breaks = np.flatnonzero(np.diff(learned) > 1)
     start = int(learned[breaks[-1] + 1] if len(breaks) else learned[0])
-    if start > 1:
+    if start > 1 or sample.labels[0] == IGNORED:
         return start
     raise SettingsError(
         f"{store.source(index)}: is learned from its beginning, so that on_policy has no prompt to ask the model. Take rows "

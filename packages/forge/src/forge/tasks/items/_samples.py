@@ -13,7 +13,16 @@ from forge._counted import counted, counted_are
 from forge.tasks.items._items import Ints
 from forge.tasks.items._media import MediaRows, media_in_words, media_row_of
 
+IGNORED = -100
+"""Label of a token that is not learned."""
 _CANDIDATES = 64
+
+
+def learned_positions(sample: Any) -> Any:
+    """Return the positions of a sample's learned tokens, of which the first token is none."""
+    import numpy as np
+
+    return np.flatnonzero(np.asarray(sample.labels)[1:] != IGNORED) + 1
 
 
 def shortest_samples(store: Any, most: int = 4) -> list[tuple[Any, Any]]:

@@ -22,16 +22,16 @@ from forge._counted import counted
 from forge._disk import write_remedy
 from forge._errors import RunWriteError, SettingsError
 from forge.tasks.items._items import Ints
-from forge.tasks.items._samples import Conversations, Samples
+from forge.tasks.items._samples import Conversations, Samples, learned_positions
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
 RECORD = "teacher.json"
-IGNORED = -100
-"""Label of a token that is not learned."""
 _VERSION = 1
+_FIELDS = {"key": str, "parts": int, "tokenizer": str, "temperature": float}
+"""What each version has in teacher.json."""
 _ROWS = "rows"
 """Entry of a part's metadata: the file and row of each sample, as JSON."""
 _ANSWERS = ("ids", "logps", "rest")
@@ -80,7 +80,7 @@ def write_part(file: Path, part: Part, key: str) -> None:
         "positions": np.concatenate(part.positions),
         "starts": starts,
         **dict(zip(_ANSWERS, answers, strict=True)),
-        "checks": np.array([_check(at, *(each[a:b] for each in answers)) for at, a, b in bounds], np.uint32),
+        "checks": np.array([_checksum(at, *(each[a:b] for each in answers)) for at, a, b in bounds], np.uint32),
     }
     try:
         save_file(tensors, temporary, metadata={"key": key, _ROWS: json.dumps(list(part.rows))})
@@ -90,8 +90,8 @@ def write_part(file: Path, part: Part, key: str) -> None:
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
         raise RunWriteError(
-            f"{file}: the teacher's log-probabilities cannot be written: {error}. Start the same command again after that, "
-            f"which goes on from here: {write_remedy(error)}."
+            f"{file}: the teacher's log-probabilities cannot be written: {error}. The same command goes on from here: "
+            f"{write_remedy(error)}."
         ) from error
 
 
@@ -117,13 +117,12 @@ def read_record(path: str | Path) -> dict[str, Any]:
     remedy = "Give a directory that `forge teach --output` wrote."
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        if found["version"] != _VERSION:
-            raise SettingsError(f"teacher_logprobs {path}: is of another version of forge ({found['version']}). {remedy}")
-        parts, tokenizer, temperature = int(found["parts"]), str(found["tokenizer"]), float(found["temperature"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        what = "there is no" if isinstance(error, FileNotFoundError) else "it cannot be read:"
-        raise SettingsError(f"teacher_logprobs {path}: {what} {RECORD} in it. {remedy}") from error
-    return {**found, "parts": parts, "tokenizer": tokenizer, "temperature": temperature}
+        if (version := found["version"]) == _VERSION:
+            return {**found, **{name: kind(found[name]) for name, kind in _FIELDS.items()}}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        what = f"there is no {RECORD} in it" if isinstance(error, FileNotFoundError) else f"its {RECORD} cannot be read"
+        raise SettingsError(f"teacher_logprobs {path}: {what}. {remedy}") from error
+    raise SettingsError(f"teacher_logprobs {path}: is of another version of forge ({version}). {remedy}")
 
 
 def vocabulary_digest(tokenizer: Any) -> str:
@@ -259,7 +258,7 @@ class StoredTeacher:
         begin, end = (int(each) for each in part["starts"][number : number + 2])
         positions = self._positions(place)
         answers = tuple(part[name][begin:end] for name in _ANSWERS)
-        if _check(positions, *answers) != part["checks"][number]:
+        if _checksum(positions, *answers) != part["checks"][number]:
             file = part_file(self.path, place[0])
             raise forge_data.StoreError(
                 f"teacher_logprobs {file}: what it holds of {self._rows[place[0]][number]} is damaged: it is not what was "
@@ -285,7 +284,7 @@ def _digest(ids: Any) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(ids, dtype=np.int32).tobytes()).digest()
 
 
-def _check(positions: Any, *answers: Any) -> int:
+def _checksum(positions: Any, *answers: Any) -> int:
     """Return the CRC-32 of what is stored of a sample."""
     import numpy as np
 
@@ -293,13 +292,6 @@ def _check(positions: Any, *answers: Any) -> int:
     for each in (positions, *answers):
         found = zlib.crc32(np.ascontiguousarray(each).tobytes(), found)
     return found
-
-
-def learned_positions(sample: Any) -> Any:
-    """Return the positions of a sample's learned tokens, of which the first token is none."""
-    import numpy as np
-
-    return np.flatnonzero(np.asarray(sample.labels)[1:] != IGNORED) + 1
 
 
 class StoredSamples(Samples):
