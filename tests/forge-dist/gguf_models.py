@@ -191,3 +191,21 @@ def pieces_tokenizer(prefix=False, size=390, metaspace=None):
     )
     fast.chat_template = CHATML
     return fast
+
+
+def phi3_tokenizer(strips=True):
+    """A tokenizer as Phi-3's: pieces after a space; with `strips` white space behind most of its added tokens is no text."""
+    fast = pieces_tokenizer(prefix=True, size=380)
+    fast.add_special_tokens(
+        {"extra_special_tokens": ["<unk>", "<s>", "<|endoftext|>", "</s>", "<|user|>", "<|end|>", "<|assistant|>"]}
+    )
+    backend = json.loads(fast.backend_tokenizer.to_str()) | {"post_processor": None}
+    for token in backend["added_tokens"]:
+        token["rstrip"] = strips and token["content"] not in ("<unk>", "<s>", "<|endoftext|>")
+    made = fast.backend_tokenizer.from_str(json.dumps(backend))
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="<|endoftext|>")
+    fast.chat_template = (
+        "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] + '<|end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+    )
+    return fast

@@ -127,6 +127,17 @@ def allowed(kind: str) -> float:
     return 1e-3 if kind.startswith("gemma") else 1e-4
 
 
+@pytest.mark.parametrize("name", ["mine", "against-phi-3"])
+@pytest.mark.parametrize("made", [tiny.phi3_tokenizer, lambda: tiny.phi3_tokenizer(strips=False), tiny.tokenizer_of])
+def test_llama_cpp_goes_by_the_name(made: Any, name: str, tmp_path: Path) -> None:
+    """A model named Phi-3 loses white space behind added tokens, or does not load: the file's name is one that fits."""
+    tokenizer, model = made(), tiny.model_of("phi3")
+    server = Server(forge_dist.export_gguf(model, tmp_path / "m.gguf", tokenizer=tokenizer, dtype="float32", name=name))
+    for text in ("<|user|>\n how many?<|end|>\n<|assistant|>\n <s> x", "<|im_start|> a <think>\n b"):
+        found = server.ask("/tokenize", content=text, add_special=True, parse_special=True)["tokens"]
+        assert found == tokenizer(text).input_ids
+
+
 COUNTS = ("expert_used_count", "attention.sliding_window")
 """Integers that no tensor's shape gives away."""
 

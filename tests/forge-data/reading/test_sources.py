@@ -125,6 +125,8 @@ def test_a_file_twice(files):
         DataError, match="a.jsonl is named more than once in the data; to see its rows more often, give it a weight"
     ):
         resolve([path, path.parent / "*.jsonl"])
+    with pytest.raises(DataError, match="a.jsonl is named more than once in the data, and a file is read in one way"):
+        resolve({str(path): {"data_format": "alpaca"}, str(path.parent / "*.jsonl"): {"data_format": "axolotl:alpaca"}})
 
 
 def test_a_file_twice_by_a_link(files):

@@ -162,6 +162,23 @@ def test_the_weight_of_a_head_beside_its_factors_is_read(of_peft):
     assert merge_adapter(directory, ROWS).difference <= 1e-5
 
 
+def test_embeddings_beside_an_adapter_are_read(save_base, tmp_path):
+    """As plain PEFT reads them into the base (save_embedding_layers); of another vocabulary, what to do is said."""
+    model = load_model(save_base("llama-untied"), dtype=torch.float32, device="cpu")
+    model = peft.get_peft_model(model, peft.LoraConfig(r=2, task_type="CAUSAL_LM", target_modules=["q_proj"]))
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(1.5)
+    model.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    merged = merge_adapter(tmp_path / "adapter", ROWS)
+    assert merged.difference <= 1e-5
+    assert torch.equal(merged.model.get_input_embeddings().weight, model.get_input_embeddings().weight)
+    rows = model.config.vocab_size
+    model.resize_token_embeddings(rows + 3)
+    model.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    with pytest.raises(ModelError, match=rf"{rows + 3} rows and its base {rows}: .*resize_token_embeddings\({rows + 3}\)"):
+        merge_adapter(tmp_path / "adapter", ROWS)
+
+
 @pytest.mark.filterwarnings("ignore:.lora_bias=True. was passed:UserWarning", "ignore:.*have invalid shape:UserWarning")
 @pytest.mark.parametrize(
     ("options", "message"),

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from forge_dist import ModelError
 from forge_dist.gguf._tokenizer import PRE_TOKENIZERS, PROBES, reader_of, same_texts, tokenizer_fields
 
-from ..gguf_models import pieces_tokenizer, tokenizer_of
+from ..gguf_models import phi3_tokenizer, pieces_tokenizer, tokenizer_of
 
 HERE = Path("model.gguf")
 
@@ -138,9 +138,78 @@ def test_other_tokenizers_are_refused_by_what_they_do(tokenizer, match):
 
 def test_what_the_fields_cannot_say_is_found():
     """An added token that swallows the space before it, as GGUF's never do, gives other ids, and is refused with the text."""
-    from tokenizers import AddedToken
-
     tokenizer = tokenizer_of()
     tokenizer.add_tokens([AddedToken("<swallows>", lstrip=True, rstrip=True, normalized=False)])
     with pytest.raises(ModelError, match="is more than GGUF can say"):
         tokenizer_fields(tokenizer, 400, HERE)
+
+
+@pytest.mark.parametrize(
+    ("made", "name", "written"),
+    [
+        (phi3_tokenizer, "mine", "Phi-3 mine"),
+        (phi3_tokenizer, "my-phi-3", "my-phi-3"),
+        (lambda: phi3_tokenizer(strips=False), "my-Phi3", "my-Phi 3"),
+        (tokenizer_of, "phi-3-against-others", "phi 3-against-others"),
+        (tokenizer_of, "phi-4", "phi-4"),
+    ],
+)
+def test_the_name_says_whether_white_space_is_taken_away(made, name, written):
+    """llama.cpp takes it away behind added tokens of models named Phi-3, and loads none of that name without their tokens."""
+    tokenizer = made()
+    fields = tokenizer_fields(tokenizer, 400, HERE, name)
+    assert fields["general.name"] == written
+    for text in ("<|user|>\n how many?<|end|>\n<|assistant|>\n <s> x", "<|im_start|> a<think> b"):
+        assert reader_of(fields)(text) == tokenizer(text, add_special_tokens=False).input_ids
+
+
+def _changed(change):
+    tokenizer = pieces_tokenizer()
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    change(backend)
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(backend)), bos_token="<|begin|>")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (
+            lambda backend: backend["normalizer"]["normalizers"].append(
+                {"type": "Replace", "pattern": {"String": "zq"}, "content": "a"}
+            ),
+            r"changes text first \(Replace \{'String': 'zq'\}\)",
+        ),
+        (lambda backend: backend["model"]["vocab"].update(zq=395), "'zq' becomes other ids"),
+    ],
+)
+def test_what_no_probe_has_in_it_is_looked_at(change, match):
+    """Another replacement of text, and a token that readers would join though the tokenizer has no merge for it."""
+    with pytest.raises(ModelError, match=match):
+        tokenizer_fields(_changed(change), 400, HERE)
+
+
+def test_no_token_stands_twice():
+    """An unused id gets another name where a token has that: llama.cpp ends where two tokens have one text."""
+    tokenizer = tokenizer_of()
+    tokenizer.add_tokens(["[PAD399]"])
+    tokens = tokenizer_fields(tokenizer, 400, HERE)["tokenizer.ggml.tokens"]
+    assert "[PAD399]" in tokens
+    assert len(set(tokens)) == 400
+
+
+@pytest.mark.parametrize("made", [tokenizer_of, pieces_tokenizer])
+def test_tokens_that_overlap_are_refused(made):
+    """Of "abcd" the tokenizer takes "ab", which comes first, and readers "bcd", which is longer."""
+    tokenizer = made()
+    tokenizer.add_tokens(["ab", "bcd"])
+    with pytest.raises(ModelError, match="'abcd' becomes other ids"):
+        tokenizer_fields(tokenizer, 420, HERE)
+    tokenizer = made()
+    tokenizer.add_tokens(["<ab>", "<cd>", "  ", "    "])
+    assert reader_of(tokenizer_fields(tokenizer, 420, HERE))("<cd>     <ab>")
+
+
+def test_a_tokenizer_without_tokenizer_json_is_refused():
+    """One error, not that of a missing attribute."""
+    with pytest.raises(ModelError, match="its tokenizer is a ByT5Tokenizer, which has no tokenizer.json"):
+        tokenizer_fields(ByT5Tokenizer(), 400, HERE)

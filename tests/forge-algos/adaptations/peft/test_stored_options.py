@@ -152,8 +152,24 @@ def test_the_base_in_the_file_must_be_the_models(tmp_path):
     save_file({**tensors, name: tensors[name].bfloat16()}, tmp_path / FILE, metadata={"format": "pt"})
     going_on(tmp_path, UNTIED)
     save_file({**tensors, name: tensors[name] * 1.1}, tmp_path / FILE, metadata={"format": "pt"})
-    with pytest.raises(AdapterError, match="it trains lm_head by low-rank factors .* is another one than in model_path"):
+    with pytest.raises(AdapterError, match="it holds the weight of lm_head too, which is another one than in model_path"):
         going_on(tmp_path, UNTIED)
+
+
+@pytest.mark.parametrize("architecture", [UNTIED, TIED])
+def test_embeddings_that_were_written_beside_an_adapter(architecture, tmp_path):
+    """PEFT's save_embedding_layers, which it chooses itself where the vocabulary grew: the model's are compared, and stay."""
+    model = moved(get_peft_model(base_of(architecture), LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")))
+    model.save_pretrained(tmp_path, save_embedding_layers=True)
+    tensors, name = load_file(tmp_path / FILE), "base_model.model.model.embed_tokens.weight"
+    assert name in tensors
+    torch.testing.assert_close(logits(going_on(tmp_path, architecture).model), logits(model), rtol=0, atol=0)
+    save_file({**tensors, name: tensors[name] * 1.1}, tmp_path / FILE, metadata={"format": "pt"})
+    with pytest.raises(AdapterError, match=r"it holds the weight of model.embed_tokens too, which is another one"):
+        going_on(tmp_path, architecture)
+    save_file({**tensors, name: torch.cat([tensors[name]] * 2)}, tmp_path / FILE, metadata={"format": "pt"})
+    with pytest.raises(AdapterError, match=r"model.embed_tokens too, with 122 rows, and model_path has 61: the vocabulary"):
+        going_on(tmp_path, architecture)
 
 
 def test_biases_of_the_base_cannot_be_switched_off(tmp_path):

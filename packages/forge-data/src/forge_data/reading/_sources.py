@@ -155,7 +155,7 @@ def resolve(data_path: DataPath, name: str = "data_path", *, max_samples: int | 
         described = description(entry)
         named = located(entry if described is None else described.path)
         found += [(group, described, each) for each in (named if isinstance(named, list) else [named])]
-    _check_once([(described, _real(each, entries[group][0])) for group, described, each in found])
+    _check_once([(described, _real(each, entries[group][0]), entries[group][1].own) for group, described, each in found])
     names = iter(_names([(each.path, described) for _, described, each in found if isinstance(each, DataFile)]))
     sources = [
         Source(each.name, entries[group][0], _described(each, described), group)
@@ -209,24 +209,27 @@ def _real(found: DataFile | DatasetSplit, entry: str) -> str:
     return found.path if "://" in found.path else os.path.realpath(found.path)
 
 
-def _check_once(found: Sequence[tuple[Description | None, str]]) -> None:
-    """Refuse a file that is read twice in the same way.
+def _check_once(found: Sequence[tuple[Description | None, str, OwnReading]]) -> None:
+    """Refuse a file that is named twice.
 
-    Entries of `dataset_info.json` may read one file each in its own.
+    Entries of `dataset_info.json` may read one file each in its own way.
 
     Raises:
         DataError: naming the file.
     """
-    plain = {path for described, path in found if described is None}
-    seen: dict[tuple[str, str | None], Description | None] = {}
-    for described, path in found:
+    plain = {path for described, path, _ in found if described is None}
+    seen: dict[tuple[str, str | None], tuple[Description | None, OwnReading]] = {}
+    for described, path, own in found:
         key = (path, None if described is None or path in plain else described.digest())
         if key in seen:
-            first, named = seen[key], ""
+            (first, before), named = seen[key], ""
             if path not in plain and first is not None and described is not None and first.place != described.place:
                 named = f" (by {first.place} and by {described.place}, which read it alike)"
-            raise DataError(f"{path} is named more than once in the data{named}; to see its rows more often, give it a weight")
-        seen[key] = described
+            remedy = "; to see its rows more often, give it a weight"
+            if own != before:
+                remedy = ", and a file is read in one way; to read it in another one too, give a copy of it"
+            raise DataError(f"{path} is named more than once in the data{named}{remedy}")
+        seen[key] = described, own
 
 
 def part_of(sources: Sequence[Source], shard: Shard) -> tuple[list[Source], Shard]:

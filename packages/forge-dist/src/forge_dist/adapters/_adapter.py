@@ -6,12 +6,13 @@ peft is an extra, imported only where an adapter is read.
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge_dist._safetensors import TensorEntry, read_directory
 from forge_dist.adapters._base_model import check_base, write_base_file
 from forge_dist.loading._unwrap import base_of
 
@@ -58,8 +59,6 @@ def read_adapter(
     """
     from peft import PeftModel
 
-    from forge_dist._safetensors import read_directory
-
     stored = read_directory(folder, "adapter_model")
     init = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("init_lora_weights")
     if str(init).startswith("pissa_niter_"):
@@ -67,6 +66,8 @@ def read_adapter(
             f"it belongs beside a base that init_lora_weights={init} changed by a random approximation, which PEFT would draw "
             "anew: write it with PEFT's save_pretrained(path_initial_model_for_weight_conversion=...) first"
         )
+    tops = [top for top in (base.get_input_embeddings(), base.get_output_embeddings()) if top is not None]
+    _check_rows(base, tops, stored)
     with warnings.catch_warnings():
         # PEFT uses an older name of transformers', and warns of missing keys, which are checked right below.
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
@@ -80,14 +81,29 @@ def read_adapter(
         else:
             model = PeftModel.from_pretrained(base, str(folder), adapter_name=name)
     selected, computed = peft_selection(model, name)
-    # PEFT writes the weight of an embedding or head beside its low-rank factors, and reads it into the base.
-    of_base = {key for key in stored if key.endswith(".base_layer.weight")}.intersection(model.state_dict())
-    differing = (stored.keys() - of_base) ^ {*selected, *computed}
+    # PEFT writes the weight of an embedding or head beside low-rank factors of it, and those of both where the vocabulary grew
+    # (save_embedding_layers). It reads them into the base.
+    whole = {f"{key}.weight" for key, module in model.named_modules() if any(module is top for top in tops)}
+    of_base = {key for key in stored if key.endswith(".base_layer.weight") or key in whole}.intersection(model.state_dict())
+    differing = (stored.keys() - of_base.difference(selected)) ^ {*selected, *computed}
     if differing:
         raise ValueError(
             f"{folder / WEIGHTS} and adapter_config.json disagree about the tensor {min(differing)} ({len(differing)} such)"
         )
     return model
+
+
+def _check_rows(base: "PreTrainedModel", tops: Sequence[Any], stored: Mapping[str, TensorEntry]) -> None:
+    """Raise ValueError where the file has an embedding or head of another vocabulary than the base."""
+    for name, module in base.named_modules():
+        rows = getattr(module, "num_embeddings", None) or getattr(module, "out_features", None)
+        entry = stored.get(f"base_model.model.{name}.weight")
+        if rows and entry and entry.shape[0] != rows and any(module is top for top in tops):
+            raise ValueError(
+                f"its {name} has {entry.shape[0]} rows and its base {rows}: the vocabulary grew before it was trained. Load "
+                f"the base with transformers, `model.resize_token_embeddings({entry.shape[0]})`, save it, and name "
+                "that directory as base_model_name_or_path in adapter_config.json"
+            )
 
 
 def active_adapter(model: "PeftModel") -> str:

@@ -218,6 +218,7 @@ ARCHITECTURES = {
             "query_pre_attn_scalar": _gemma_scale(62),
             "attn_logit_softcapping": None,
             "final_logit_softcapping": None,
+            "use_bidirectional_attention": False,
         },
         rotary=("default", "linear"),
         norms_from_zero=True,

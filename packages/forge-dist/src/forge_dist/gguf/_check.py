@@ -38,8 +38,12 @@ Measured on a 135M-parameter model over random tokens: 2e-3 (float16) and 7e-2 (
 float16): the bits are proved before, and the configuration with the unrounded weights to EXACT.
 """
 
-FEW_BITS_LOGITS = 1.0
-"""Tolerance for a file of 4 or 5 bits, which may move logits as far as they reach: it finds what is no number at all."""
+FEW_BITS_LOGITS = 2.0
+"""Tolerance for a file of 4 or 5 bits, or of a model with experts that rounds at all.
+
+Either may move logits as far as they reach: of tiny random models by 0.8 (q4_0), and by 0.5 where bfloat16 changed which
+experts a router takes. It finds what is no number at all.
+"""
 
 
 @attrs.frozen(kw_only=True)
@@ -65,7 +69,7 @@ class GGUFCheck:
     """Texts to which the file gives the tokenizer's ids."""
 
     tolerance: float
-    """The largest `difference` that passes: 1e-5 of a float32 file, 0.3 where it rounds, 1 of 4 and 5 bits."""
+    """The largest `difference` that passes: 1e-5 of a float32 file, 0.3 where it rounds; 2 of 4 and 5 bits, and of experts."""
 
 
 def check_gguf(
@@ -116,8 +120,8 @@ def check_gguf(
     difference = relative_difference(expected, logits_of(reloaded, rows))
     reloaded.load_state_dict(model.state_dict(), assign=True)
     exact = relative_difference(expected, logits_of(reloaded, rows))
-    few = in_blocks(dtype) and dtype != "q8_0"
-    tolerance = EXACT if dtype == "float32" else FEW_BITS_LOGITS if few else ROUNDED_LOGITS
+    far = (in_blocks(dtype) and dtype != "q8_0") or "expert_count" in arch.integers
+    tolerance = EXACT if dtype == "float32" else FEW_BITS_LOGITS if far else ROUNDED_LOGITS
     for what, apart, allowed in (("", difference, tolerance), (" even with the weights in memory", exact, EXACT)):
         if not apart <= allowed:
             raise ExportError(

@@ -30,6 +30,8 @@ from forge_dist.loading._task import Task
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+_FURTHER_ENDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+
 Progress = Callable[[int, int], None]
 """Called with the tensors done and their number."""
 
@@ -177,12 +179,13 @@ def gguf_fields(
     """
     arch = gguf_architecture(model, where)
     fields = model_fields(model.config, arch)
-    fields |= {"general.name": name, "general.file_type": FILE_TYPES[dtype], "general.quantization_version": 2}
-    fields |= tokenizer_fields(tokenizer, model.config.vocab_size, where)
-    # A second token that ends an answer, for models that have several: the end of a turn beside the end of a text.
+    fields |= {"general.file_type": FILE_TYPES[dtype], "general.quantization_version": 2}
+    fields |= tokenizer_fields(tokenizer, model.config.vocab_size, where, name)
+    # Further tokens that end an answer: the end of a turn beside the end of a text. Readers have two more keys for them.
     ends = getattr(model.generation_config, "eos_token_id", None)
-    others = [end for end in (ends if isinstance(ends, list) else []) if end != fields.get("tokenizer.ggml.eos_token_id")]
-    return fields | ({"tokenizer.ggml.eot_token_id": others[0]} if others else {})
+    known = (None, fields.get("tokenizer.ggml.eos_token_id"))
+    others = [end for end in (ends if isinstance(ends, list) else [ends]) if end not in known]
+    return fields | dict(zip(_FURTHER_ENDS, others, strict=False))
 
 
 def tensors_to_write(model: "PreTrainedModel", arch: Architecture, where: Path) -> dict[str, FileTensor]:

@@ -16,7 +16,14 @@ ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 """Those of longrope (arXiv 2402.13753), in contexts beyond the original one and in others."""
 
-YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "attention_factor": None}
+YARN = {
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "attention_factor": None,
+    "mscale": None,
+    "mscale_all_dim": None,
+}
 """Settings of YaRN (arXiv 2309.00071) that no field says: gpt-oss's.
 
 llama.cpp has the two betas too, but rounds the bounds that follow from them (truncate).

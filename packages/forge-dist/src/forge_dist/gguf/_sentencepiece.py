@@ -4,8 +4,7 @@ A fast tokenizer has the order of its merges in place of sentencepiece's scores.
 token next; readers take the scores (llama.cpp's llm_tokenizer_spm_session).
 """
 
-import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,13 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """What stands for a space in tokens."""
+
+
+_SPACES_ALONE = (
+    {"type": "Prepend", "prepend": SPACE},
+    {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+)
+"""What readers do to a text before they split it, as normalizers of tokenizer.json."""
 
 
 def is_sentencepiece(model: Mapping[str, Any]) -> bool:
@@ -52,9 +58,10 @@ def sentencepiece_fields(backend: Mapping[str, Any], tokens: list[str], kinds: l
         )
     steps = backend["normalizer"] or {"type": "Sequence", "normalizers": []}
     for step in steps["normalizers"] if steps["type"] == "Sequence" else [steps]:
-        if step["type"] not in ("Prepend", "Replace"):
+        if step not in _SPACES_ALONE:
+            changed = f" {step['pattern']}" if step["type"] == "Replace" else ""
             raise ModelError(
-                f"{where}: its tokenizer changes text first ({step['type']}), which GGUF cannot say; use format=hf"
+                f"{where}: its tokenizer changes text first ({step['type']}{changed}), which GGUF cannot say; use format=hf"
             )
     merges = [merge.replace(" ", "") if isinstance(merge, str) else "".join(merge) for merge in backend["model"]["merges"]]
     # A token has several merges, one after the other: its first decides.
@@ -73,22 +80,36 @@ def sentencepiece_fields(backend: Mapping[str, Any], tokens: list[str], kinds: l
     }
 
 
-def sentencepiece_reader(fields: Mapping[str, Any]) -> Callable[[str], list[int]]:
-    """Return what readers do with a text, by its fields.
+def joined_by_readers(model: Mapping[str, Any]) -> list[str]:
+    """Return tokens that are two others in a row which the tokenizer does not merge.
 
-    They split it at special tokens, then merge the neighbours with the best score. Without the tokens that they put before
-    and after a text.
+    Readers take any two neighbours whose texts make a token for one. sentencepiece's own tokenizers merge them too; one that
+    `tokenizers` trained need not.
+    """
+    merges = {merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]}
+    known = model["vocab"]
+    return [
+        token
+        for token in known
+        if any(
+            token[:at] in known and token[at:] in known and f"{token[:at]} {token[at:]}" not in merges
+            for at in range(1, len(token))
+        )
+    ]
+
+
+def sentencepiece_reader(fields: Mapping[str, Any]) -> Callable[[str], list[int]]:
+    """Return what readers do with a text without special tokens, by its fields.
+
+    They merge the neighbours with the best score.
     """
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     scores = fields["tokenizer.ggml.scores"]
     ids = {token: index for index, token in enumerate(tokens)}
-    kinds = fields["tokenizer.ggml.token_type"]
-    special = {token for token, kind in zip(tokens, kinds, strict=True) if kind in (CONTROL, USER_DEFINED)}
-    splits = _any_of(special)
     prefix = " " if fields["tokenizer.ggml.add_space_prefix"] else ""
 
     def merge(text: str) -> list[int]:
-        symbols = list(text.replace(" ", SPACE))
+        symbols = list((prefix + text).replace(" ", SPACE))
         while True:
             pairs = [(scores[ids[pair]], -at) for at, pair in _pairs(symbols) if pair in ids]
             if not pairs:
@@ -96,23 +117,7 @@ def sentencepiece_reader(fields: Mapping[str, Any]) -> Callable[[str], list[int]
             at = -max(pairs)[1]
             symbols[at : at + 2] = ["".join(symbols[at : at + 2])]
 
-    def read(text: str) -> list[int]:
-        pieces = [piece for piece in (splits.split(text) if splits else [text]) if piece]
-        return [number for piece in pieces for number in ([ids[piece]] if piece in special else merge(prefix + piece))]
-
-    return read
-
-
-def _any_of(tokens: Collection[str]) -> re.Pattern[str] | None:
-    """Return what finds each of these tokens, of two that begin at one place the longer one."""
-    if not tokens:
-        return None
-    # By their first characters: Gemma 3 has 6,400, and most places in a text begin none of them.
-    rests: dict[str, list[str]] = {}
-    for token in sorted(tokens, key=lambda token: -len(token)):
-        rests.setdefault(token[0], []).append(re.escape(token[1:]))
-    groups = [f"{re.escape(first)}(?:{'|'.join(ends)})" for first, ends in rests.items()]
-    return re.compile(f"({'|'.join(groups)})")
+    return merge
 
 
 def _pairs(symbols: list[str]) -> list[tuple[int, str]]:

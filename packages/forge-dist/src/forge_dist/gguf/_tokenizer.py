@@ -5,7 +5,8 @@ Readers split text by a rule that the file only names (`tokenizer.ggml.pre`): th
 """
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -17,13 +18,13 @@ from forge_dist.gguf._sentencepiece import (
     UNUSED,
     USER_DEFINED,
     is_sentencepiece,
+    joined_by_readers,
     only_first_has_space,
     sentencepiece_fields,
     sentencepiece_reader,
 )
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 _WORD = r"[^\r\n\p{L}\p{N}]?"
@@ -81,17 +82,32 @@ PROBES = (
 """Texts for which a tokenizer and the one rebuilt from the file's fields must give the same ids."""
 
 
-def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", vocab_size: int, where: Path) -> dict[str, Any]:
+_PHI3 = re.compile("(phi)-?(3)", re.IGNORECASE)
+"""Names of models behind whose added tokens llama.cpp takes white space away (llama-vocab.cpp, by general.name)."""
+
+_PHI3_KEEPS = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+"""Tokens behind which it does not."""
+
+_PHI3_NEEDS = _PHI3_KEEPS | {"</s>"}
+"""Tokens without which llama.cpp does not load a model of such a name."""
+
+
+def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", vocab_size: int, where: Path, name: str = "model") -> dict[str, Any]:
     """Return GGUF's keys and values for a BPE tokenizer, byte-level or sentencepiece's.
 
-    Tokens, their kinds, merges, pre-tokenizer, special ids, chat template. Ids of the model that the tokenizer does not have
-    become unused tokens.
+    Tokens, their kinds, merges, pre-tokenizer, special ids, chat template, and the name of the model, by which llama.cpp knows
+    that white space behind added tokens is no text. Ids of the model that the tokenizer does not have become unused tokens.
 
     Raises:
         ModelError: it is of another kind, splits text by a rule that llama.cpp has no name for, or has more tokens than the
             model.
     """
     fast: Any = tokenizer
+    if not getattr(fast, "is_fast", False):
+        raise ModelError(
+            f"{where}: its tokenizer is a {type(fast).__name__}, which has no tokenizer.json, of which GGUF's is made; use "
+            "format=hf"
+        )
     backend = json.loads(fast.backend_tokenizer.to_str())
     pieces = is_sentencepiece(backend["model"])
     pre = "" if pieces else _rule_of(backend, where)
@@ -99,7 +115,8 @@ def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", vocab_size: int, wher
     vocabulary = {token: index for token, index in fast.get_vocab().items() if token not in left_out}
     if max(vocabulary.values()) >= vocab_size:
         raise ModelError(f"{where}: the tokenizer has the id {max(vocabulary.values())}, and the model {vocab_size} embeddings")
-    tokens = [f"[PAD{index}]" for index in range(vocab_size)]
+    # Readers load no file that has a token twice.
+    tokens = [f"[PAD{index}]" if f"[PAD{index}]" not in vocabulary else f"[PAD{index}]]" for index in range(vocab_size)]
     kinds = [UNUSED] * vocab_size
     for token, index in vocabulary.items():
         tokens[index], kinds[index] = token, NORMAL
@@ -109,6 +126,7 @@ def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", vocab_size: int, wher
         kinds[added["id"]] = CONTROL if added["special"] else USER_DEFINED
     begin, end = _special_tokens_around(fast)
     fields = {
+        "general.name": _name_for_readers(name, backend, vocabulary),
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": tokens,
@@ -164,20 +182,52 @@ def _space_comes_first(tokenizer: Any) -> bool:
     return tokenizer.tokenize("a", add_special_tokens=False)[0].startswith(SPACE)
 
 
+def _name_for_readers(name: str, backend: Mapping[str, Any], vocabulary: Mapping[str, int]) -> str:
+    """Return the name with which readers take white space away behind added tokens, or with which they do not."""
+    if vocabulary.keys() >= _PHI3_NEEDS and any(token["rstrip"] for token in backend["added_tokens"]):
+        return name if _PHI3.search(name) else f"Phi-3 {name}"
+    return _PHI3.sub(r"\1 \2", name)
+
+
 def reader_of(fields: Mapping[str, Any]) -> Callable[[str], list[int]]:
     """Return what readers of the `fields` do with a text.
 
     Without the tokens that they put before and after it.
     """
-    if fields["tokenizer.ggml.model"] == "llama":
-        return sentencepiece_reader(fields)
-    made = _tokenizer_of(fields)
-    return lambda text: made.encode(text, add_special_tokens=False).ids
+    pieces = fields["tokenizer.ggml.model"] == "llama"
+    of_rest = sentencepiece_reader(fields) if pieces else _byte_level_reader(fields)
+    kinds = fields["tokenizer.ggml.token_type"]
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    added = {token: index for index, token in enumerate(tokens) if kinds[index] in (CONTROL, USER_DEFINED)}
+    strips = added.keys() - _PHI3_KEEPS if _PHI3.search(fields["general.name"]) else set()
+    longest_first = [(token, token in strips) for token in sorted(added, key=lambda token: -len(token))]
+
+    def read(text: str) -> list[int]:
+        found: list[int] = []
+        for piece in _split_at(text, longest_first):
+            found += [added[piece]] if piece in added else of_rest(piece)
+        return found
+
+    return read
 
 
-def _tokenizer_of(fields: Mapping[str, Any]) -> "Tokenizer":
-    """Build the byte-level tokenizer that readers make of the `fields`."""
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+def _split_at(text: str, tokens: Sequence[tuple[str, bool]]) -> list[str]:
+    """Return a text cut around each token: wherever the first one is, then in what is left wherever the second one is...
+
+    Beside each token: whether white space behind it is dropped.
+    """
+    pieces, cut = [text], set()
+    for token, strips in tokens:
+        if token in text:
+            around = re.compile(f"({re.escape(token)})" + r"\s*" * strips)
+            pieces = [part for piece in pieces for part in ([piece] if piece in cut else around.split(piece)) if part]
+            cut.add(token)
+    return pieces
+
+
+def _byte_level_reader(fields: Mapping[str, Any]) -> Callable[[str], list[int]]:
+    """Build the byte-level tokenizer that readers make of the `fields`, for texts without special tokens."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
 
     rule = PRE_TOKENIZERS[fields["tokenizer.ggml.pre"]]
     tokens = fields["tokenizer.ggml.tokens"]
@@ -185,10 +235,7 @@ def _tokenizer_of(fields: Mapping[str, Any]) -> "Tokenizer":
     vocabulary = {token: index for index, token in enumerate(tokens)}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=rule.ignore_merges))
     made.pre_tokenizer = pre_tokenizers.Sequence([_step(step) for step in rule.steps])
-    of_kind = list(zip(tokens, fields["tokenizer.ggml.token_type"], strict=True))
-    made.add_special_tokens([AddedToken(token, normalized=False) for token, kind in of_kind if kind == CONTROL])
-    made.add_tokens([AddedToken(token, normalized=False) for token, kind in of_kind if kind == USER_DEFINED])
-    return made
+    return lambda text: made.encode(text).ids
 
 
 def _step(step: Mapping[str, Any]) -> Any:
@@ -271,9 +318,26 @@ def _prove_fields(tokenizer: Any, fields: Mapping[str, Any], left_out: set[str],
 def _probes(tokenizer: Any, left_out: set[str]) -> list[str]:
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.content not in left_out]
     special = "".join(f"a {token} b{token}\n" for token in added)
+    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    joined = [token.replace(SPACE, " ") for token in joined_by_readers(model)] if is_sentencepiece(model) else []
+    probes = [*PROBES, special, *joined, *_overlapping(added)]
     texts = same_texts(tokenizer)
     if texts == "every text":
-        return [*PROBES, special]
+        return probes
     if texts == "texts that begin with a special token":
-        return [tokenizer.bos_token + text for text in (*PROBES, special)]
-    return [text for text in PROBES if not text.startswith(" ") and not any(token in text for token in added)]
+        return [tokenizer.bos_token + text for text in probes]
+    return [text for text in probes if not text.startswith(" ") and not any(token in text for token in added)]
+
+
+def _overlapping(tokens: Sequence[str]) -> set[str]:
+    """Return texts in which a token begins within another: readers take the longer one first, tokenizers the first one."""
+    begin: dict[str, list[str]] = {}
+    for token in tokens:
+        for length in range(1, len(token)):
+            begin.setdefault(token[:length], []).append(token)
+    return {
+        token + other[length:]
+        for token in tokens
+        for length in range(1, len(token))
+        for other in begin.get(token[-length:], ())
+    }

@@ -40,7 +40,7 @@ from forge_algos.adaptations.peft._limits import check_layers
 from forge_algos.adaptations.peft._lora_init import Lora
 from forge_algos.adaptations.peft._lora_patterns import alphas_of, ranks_of
 from forge_algos.adaptations.peft._prompts import described_tokens, with_virtual_tokens
-from forge_algos.adaptations.peft._stored_base import PREFIX, check_biases, compare_with_base, is_of_base
+from forge_algos.adaptations.peft._stored_base import PREFIX, check_biases, compare_with_base, weights_of_base
 from forge_algos.adaptations.peft._stored_subtracted import (
     check_subtracted,
     double,
@@ -244,7 +244,8 @@ def _shapes(stored: StoredAdapter) -> dict[str, tuple[int, ...]]:
 def _compare(model: "PeftModel", stored: StoredAdapter, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise AdapterError where the file is not the adapter that was attached, tensor for tensor."""
     expected = {name: tuple(tensor.shape) for name, tensor in _tensors(model).items()}
-    given = _as_now(model, {name: shape for name, shape in shapes.items() if not is_of_base(name)})
+    of_base = {name: layer for name, layer in weights_of_base(model, shapes).items() if name not in expected}
+    given = _as_now(model, {name: shape for name, shape in shapes.items() if name not in of_base})
     if _is_outline(model):
         # It may have fewer layers than its model.
         kinds = {_numberless(name) for name in expected}
@@ -264,8 +265,8 @@ def _compare(model: "PeftModel", stored: StoredAdapter, shapes: Mapping[str, tup
         raise AdapterError(
             f"{where}: {name}{_more(differing)} is {list(given[name])} there, and {list(expected[name])} here. {remedy}"
         )
-    for name in filter(is_of_base, shapes):
-        compare_with_base(model, stored, name)
+    for name, layer in of_base.items():
+        compare_with_base(model, stored, name, layer, shapes[name])
 
 
 def _tensors(model: "PeftModel") -> Mapping[str, torch.Tensor]:
@@ -327,7 +328,9 @@ def _load(model: "PeftModel", stored: StoredAdapter, *, halved: bool = False) ->
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
-    tensors = {name: tensor for name, tensor in load_file(stored.folder / WEIGHTS).items() if not is_of_base(name)}
+    tensors = load_file(stored.folder / WEIGHTS)
+    for name in weights_of_base(model, tensors).keys() - _tensors(model).keys():
+        del tensors[name]  # it was compared
     if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
         raise AdapterError(
             f"adapter_path {stored.folder}: {broken[0]}{_more(broken)} in its {WEIGHTS} has a number that is NaN or infinite: "

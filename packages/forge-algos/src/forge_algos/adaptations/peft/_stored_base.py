@@ -1,12 +1,13 @@
 """Weights and biases of the base in a stored adapter: compared with the model's, or trained."""
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from forge_algos._errors import AdapterError
-from forge_algos._modules import trained_biases
+from forge_algos._modules import embeddings, head, trained_biases
 from forge_algos.adaptations.peft._directory import CONFIG, WEIGHTS, StoredAdapter
 from forge_algos.adaptations.peft._lora_init import whole_weight
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 PREFIX = "base_model.model."
 """What names in an adapter's file begin with, before the base's own."""
+_ADAPTED = ".base_layer.weight"
+"""End of the name of a weight of the base beside which an adapter trains."""
 
 
 def check_biases(model: "PeftModel", stored: StoredAdapter) -> None:
@@ -36,28 +39,47 @@ def check_biases(model: "PeftModel", stored: StoredAdapter) -> None:
             raise AdapterError(f"{where}, which are held in {kind} here, where small steps are lost: set dtype=float32")
 
 
-def is_of_base(name: str) -> bool:
-    """Return whether a tensor in a file is a weight of the base.
+def weights_of_base(model: "PeftModel", names: Iterable[str]) -> dict[str, str]:
+    """Return names in a file that are a weight of the base, each with its layer.
 
-    PEFT writes that of an embedding or head which it adapts.
+    PEFT writes that of an embedding or head which it adapts, and those of both where `save_embedding_layers` says so, or where
+    the vocabulary is not the one of the model's directory.
     """
-    return name.endswith(".base_layer.weight")
+    base = model.get_base_model()
+    tops = [module for module in (embeddings(base), head(base)) if module is not None and "weight" in module._parameters]
+    whole = {f"{PREFIX}{name}.weight": name for name, module in base.named_modules() if any(module is top for top in tops)}
+    adapted = {name: name.removeprefix(PREFIX).removesuffix(_ADAPTED) for name in names if name.endswith(_ADAPTED)}
+    return adapted | {name: whole[name] for name in names if name in whole}
 
 
-def compare_with_base(model: "PeftModel", stored: StoredAdapter, name: str) -> None:
+def compare_with_base(model: "PeftModel", stored: StoredAdapter, name: str, layer: str, shape: Sequence[int]) -> None:
     """Raise AdapterError where a weight of the base in the file is not the model's.
     Collective on a divided model.
+
+    Args:
+        model: the model with the adapter.
+        stored: the adapter.
+        name: of the weight in the file.
+        layer: of the base, whose weight it is.
+        shape: of the weight in the file.
     """
     from safetensors import safe_open
 
-    layer = name.removeprefix(PREFIX).removesuffix(".base_layer.weight")
-    base: Any = model.get_base_model().get_submodule(layer).base_layer
+    adapted: Any = model.get_base_model().get_submodule(layer)
+    base: Any = adapted.base_layer if name.endswith(_ADAPTED) else adapted
+    where = f"adapter_path {stored.folder}: it holds the weight of {layer} too"
+    merge = "merge it (forge export --merge or PEFT's merge_and_unload) and begin another adapter"
+    rows = getattr(base, "num_embeddings", None) or getattr(base, "out_features", shape[0])
+    if shape[0] != rows:
+        raise AdapterError(
+            f"{where}, with {shape[0]} rows, and model_path has {rows}: the vocabulary was another one as it was trained. Give "
+            f"that model as model_path; where none is kept, `model.resize_token_embeddings({shape[0]})`, and {merge}"
+        )
     if base.weight.is_meta:
         return
     if not base.weight.numel() or hasattr(base.weight, "ds_id") or 0 in base.weight.stride():
         raise AdapterError(
-            f"adapter_path {stored.folder}: it holds the weight of {layer} too, and strategy=hsdp and zero3 have the model's "
-            "nowhere whole to compare: use strategy=fsdp2, ddp or zero2"
+            f"{where}, and strategy=hsdp and zero3 have the model's nowhere whole to compare: use strategy=fsdp2, ddp or zero2"
         )
     with safe_open(str(stored.folder / WEIGHTS), "pt") as file:
         theirs = file.get_tensor(name)
@@ -66,8 +88,4 @@ def compare_with_base(model: "PeftModel", stored: StoredAdapter, name: str) -> N
     least = min(theirs.dtype, base.weight.dtype, key=lambda dtype: dtype.itemsize)
     same = base.weight.is_floating_point() and theirs.shape == ours.shape
     if not same or not torch.equal(theirs.to(least), ours.to(least)):
-        raise AdapterError(
-            f"adapter_path {stored.folder}: it trains {layer} by low-rank factors and holds that layer's own weight too, which "
-            "is another one than in model_path: merge it (forge export --merge or PEFT's merge_and_unload) and begin another "
-            "adapter"
-        )
+        raise AdapterError(f"{where}, which is another one than in model_path: {merge}")
