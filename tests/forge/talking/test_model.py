@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import shlex
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -256,6 +258,35 @@ def test_a_host_that_is_another_machine(
     monkeypatch.setattr("forge.talking._serve.find_spec", lambda _: True)
     assert main(["serve", str(model_dir), "--host", host]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_reaches_the_server(
+    number: signal.Signals, status: int, model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At once: it was killed after three seconds, in which it went on. The exit status is that of the signal."""
+    program, told = tmp_path / "server", tmp_path / "told"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import os, pathlib, signal, sys, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path({str(told)!r}).touch(), sys.exit()))\n"
+        "time.sleep(0.2)\n"
+        f"os.kill(os.getppid(), {number.value})\n"
+        "signal.pause()\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr("forge.talking._serve.find_spec", lambda _: True)
+    monkeypatch.setattr("forge.talking._serve.sys", SimpleNamespace(executable=str(program), stderr=sys.stderr))
+    assert main(["serve", str(model_dir), "--port", str(free_port())]) == status
+    assert told.exists()
+    program.write_text("#!/bin/sh\nkill -TERM $$\n")
+    assert main(["serve", str(model_dir), "--port", str(free_port())]) == 143
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 class Stopped:

@@ -152,9 +152,16 @@ asyncio.run(gone())
 found["seconds"] = time.monotonic() - began
 _served_generation.end_at_once()
 exit = lambda: uvicorn.Server.handle_exit(SimpleNamespace(_captured_signals=[], should_exit=False), 15, None)
-threading.Timer(0.3, exit).start()
+whole = threading.Event()  # which the signal comes in the middle of, with a stream in the queue behind it
+waiting = threading.Thread(target=lambda: (whole.wait(), found.update(queued=stream())))
+stream = lambda: client.post("/v1/chat/completions", json=asked | {"stream": True, "n": 2}).text
+model.register_forward_hook(lambda *_: whole.set())
+waiting.start()
+threading.Timer(0.5, exit).start()
 began = time.monotonic()
-found["ended"] = answer(max_tokens=400)
+found["ended"] = client.post("/v1/chat/completions", json=asked | {"max_tokens": 400})
+found["ended"] = [found["ended"].status_code, found["ended"].json()]
+waiting.join()
 found["ended_after"] = time.monotonic() - began
 json.dump(found, sys.stdout)
 """
@@ -189,11 +196,20 @@ def test_answers_are_drawn_as_asked(model_dir: Path) -> None:
     assert found["response"] == "response"
     assert [status for status, _ in found["routes"]] == [404, 404, 404, 400]
     assert found["seconds"] < 10  # of 400 steps of 0.05 seconds
-    assert isinstance(found["ended"], str)
     assert found["ended_after"] < 10
+    check_ended(found)
 
     check_several(found)
     check_logprobs(found)
+
+
+def check_ended(found: dict[str, Any]) -> None:
+    """A part of an answer is not given as the whole; whoever waits behind it is told too, and no stream goes on for ever."""
+    said = "the server is ending, and the answer is not whole; ask again once it is back"
+    assert found["ended"] == [503, {"error": {"message": said, "type": "server_error", "param": None, "code": None}}]
+    *_, error, done = [each.removeprefix("data: ") for each in found["queued"].split("\n\n") if each]
+    assert (json.loads(error)["error"]["message"], done) == (f"the answer broke off: {said}", "[DONE]")
+    assert found["queued"].count("broke off") == 1
 
 
 def check_several(found: dict[str, Any]) -> None:

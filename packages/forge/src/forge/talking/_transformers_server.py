@@ -1,15 +1,13 @@
-"""Program that `forge serve` starts: transformers' server, as OpenAI's interface is."""
+"""transformers' server → one that answers as OpenAI's interface does, or says what it cannot read."""
 
 from __future__ import annotations
 
 import copy
 import io
 import json
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from functools import lru_cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -18,7 +16,7 @@ import forge_data
 from forge.talking._request_fields import Drawing, read_fields
 from forge.talking._requests import BadRequest, as_row, check_messages
 from forge.talking._served_answers import error_of, joined, served_events, without_stops
-from forge.talking._served_generation import Asking, draw_as_asked, end_at_once
+from forge.talking._served_generation import Asking, Unanswered, draw_as_asked
 from forge.tasks._system_message import with_system_prompt
 
 _CLOSED = ("/reset", "/load_model")
@@ -194,7 +192,7 @@ def refuse_bad_requests(names: tuple[str, ...] = (), system: str | None = None) 
 
             try:
                 return await _as_asked(choice, asking, drawing, field)
-            except BadRequest:
+            except (BadRequest, Unanswered):
                 raise
             except Exception as error:
                 if any(frame.f_code.co_name == "apply_chat_template" for frame, _ in walk_tb(error.__traceback__)):
@@ -274,6 +272,10 @@ def _say_errors(app: Any) -> None:
     def refused(_: Any, error: BadRequest) -> Any:
         return JSONResponse(error.as_json(), status_code=400)
 
+    @app.exception_handler(Unanswered)
+    def unanswered(_: Any, error: Unanswered) -> Any:
+        return JSONResponse(error_of(str(error), error.status), error.status)
+
     @app.exception_handler(HTTPException)
     def said(_: Any, error: HTTPException) -> Any:
         return JSONResponse(error_of(str(error.detail), error.status_code), error.status_code, error.headers)
@@ -288,13 +290,3 @@ def _say_errors(app: Any) -> None:
     def failed(_: Any, error: Exception) -> Any:
         why = " ".join(str(error).split())[:300]
         return JSONResponse(error_of(f"the server failed: {type(error).__name__}: {why}", 500), 500)
-
-
-if __name__ == "__main__":
-    given, system = sys.argv.pop(1), sys.argv.pop(1)
-    list_only(sys.argv[2])
-    refuse_bad_requests(names_of(sys.argv[2], given), system or None)
-    end_at_once()
-    # The command of the very transformers that is installed beside this package, wherever its scripts are.
-    (script,) = entry_points(group="console_scripts", name="transformers")
-    script.load()()
