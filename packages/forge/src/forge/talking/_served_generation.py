@@ -7,6 +7,7 @@ that the server has no time for, is none: what was drawn of it is not given as t
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -103,6 +104,7 @@ class _AskedModel:
 
 def draw_as_asked() -> None:
     """Let transformers' server in this process draw as `Asking.now().drawing` says."""
+    from transformers import GenerationConfig
     from transformers.cli.serving.utils import BaseHandler, GenerateManager
 
     base: Any = BaseHandler
@@ -112,15 +114,21 @@ def draw_as_asked() -> None:
 
     def build_generation_config(self: Any, body: Any, *given: Any, **more: Any) -> Any:
         drawing = Asking.now().drawing
+        settings = body.get("generation_config")
         try:
             config = configured(self, body, *given, **more)
+            others = set() if settings is None else json.loads(settings).keys() - vars(GenerationConfig()).keys()
         except (TypeError, ValueError) as error:
             raise BadRequest(f"{error}; give a JSON text of generation settings", "generation_config") from error
+        if others:
+            raise BadRequest(f"{min(others)!r} is no generation setting of transformers", "generation_config")
         if drawing.sampled is not None:
             config.do_sample = drawing.sampled
         for name in ("top_k", "min_p", "repetition_penalty"):
             if (value := getattr(drawing, name)) is not None:
                 setattr(config, name, max(value, 0))
+        if drawing.biased:
+            config.sequence_bias = {(token,): bias for token, bias in drawing.biased.items()}
         return config
 
     def generate_streaming(self: Any, model: Any, processor: Any, inputs: Any, config: Any, **more: Any) -> Any:
@@ -159,13 +167,15 @@ def _prepared(model: Any, processor: Any, inputs: Any, config: Any) -> dict[str,
     It ends at a stop string and where the context is full, and breaks off once it is not waited for.
 
     Raises:
-        BadRequest: the model has no room for the prompt, or for the answer, or no such token.
+        BadRequest: the model has no room for the prompt, or for the answer, or no such token; or there is no prompt.
     """
     import torch
     from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
     asking, tokens = Asking.now(), inputs["input_ids"].shape[-1]
     drawing = asking.drawing
+    if not tokens:
+        raise BadRequest("is empty, and this model's tokenizer puts nothing before a text; give a text", "prompt")
     text = model.config.get_text_config()
     if (wrong := max(drawing.biased, default=0)) >= text.vocab_size:
         raise BadRequest(f"the model has no token {wrong}: its last is {text.vocab_size - 1}", "logit_bias")

@@ -7,7 +7,10 @@ import sys
 
 
 def run() -> None:
-    """Serve with the words of this process: the name that was given, a system message, and those of `transformers`."""
+    """Serve by the words of this process.
+
+    They are the name that was given, a system message, and the words of the command `transformers`.
+    """
     from importlib.metadata import entry_points
 
     from forge.talking._served_generation import end_at_once
