@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -211,6 +214,29 @@ def test_a_prompt_from_standard_input(
     assert capsys.readouterr().out.strip() == given
     monkeypatch.setattr(sys, "stdin", io.StringIO(" \n"))
     assert main(["generate", str(model_dir)]) == 2
+
+
+def test_a_context_that_does_not_hold_the_answer(
+    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both numbers stand there before the answer is drawn, once; transformers reminded of one of them behind it."""
+    from forge.talking._model import AnsweringModel
+
+    small = shutil.copytree(model_dir, tmp_path / "small")
+    config = json.loads((small / "config.json").read_text())
+    (small / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 48}))
+    model = AnsweringModel(small)
+    logged: list[logging.LogRecord] = []
+    handler = SimpleNamespace(level=0, handle=logged.append)
+    monkeypatch.setattr(logging.getLogger("transformers.generation.stopping_criteria"), "handlers", [handler])
+    said = []
+    for words, length in ((1, 4), (1, 60), (2, 60), (99, 1), (99, 2)):
+        model.answer([{"role": "user", "content": "apple " * words}], Sampling(max_new_tokens=length))
+        said.append(capsys.readouterr().err)
+    assert [bool(each) for each in said] == [False, True, False, True, False]
+    assert re.search(r"has \d+ tokens, and an answer of up to 60 may follow; this model was made for 48 positions", said[1])
+    assert re.search(r"has \d\d\d tokens; this model was made for 48 positions", said[3])
+    assert not logged
 
 
 def test_a_server_that_is_not_installed(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
