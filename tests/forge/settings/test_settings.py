@@ -173,6 +173,15 @@ def test_values_of_other_libraries(name: str, theirs: str, here: str, capsys: py
     assert capsys.readouterr().err.strip().endswith(f'Did you mean "{here}"?')
 
 
+@pytest.mark.parametrize("origin", ["argument", "recipe r.yaml"])
+def test_choices_of_a_setting_that_may_be_left_out(origin: str) -> None:
+    """What another tool makes, and the nearest word: of such a setting neither was said."""
+    with pytest.raises(SettingsError, match=r"qat must be one of .*llama-quantize makes q4_k_m, of what .forge export RUN"):
+        resolve(SFTSettings, (origin, {**REQUIRED, "qat": "q4_k_m"}))
+    with pytest.raises(SettingsError, match=r"qat must be one of .*Did you mean 'q4_0'\?"):
+        resolve(SFTSettings, (origin, {**REQUIRED, "qat": "Q4_0"}))
+
+
 def test_resolved_keeps_the_reason() -> None:
     """A value that was chosen later has the reason as its origin."""
     s = resolve(SFTSettings, ("argument", REQUIRED)).resolved("num_epochs", 1, "nothing was given")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import re
 import shlex
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -211,6 +216,29 @@ def test_a_prompt_from_standard_input(
     assert main(["generate", str(model_dir)]) == 2
 
 
+def test_a_context_that_does_not_hold_the_answer(
+    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both numbers stand there before the answer is drawn, once; transformers reminded of one of them behind it."""
+    from forge.talking._model import AnsweringModel
+
+    small = shutil.copytree(model_dir, tmp_path / "small")
+    config = json.loads((small / "config.json").read_text())
+    (small / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 48}))
+    model = AnsweringModel(small)
+    logged: list[logging.LogRecord] = []
+    handler = SimpleNamespace(level=0, handle=logged.append)
+    monkeypatch.setattr(logging.getLogger("transformers.generation.stopping_criteria"), "handlers", [handler])
+    said = []
+    for words, length in ((1, 4), (1, 60), (2, 60), (99, 1), (99, 2)):
+        model.answer([{"role": "user", "content": "apple " * words}], Sampling(max_new_tokens=length))
+        said.append(capsys.readouterr().err)
+    assert [bool(each) for each in said] == [False, True, False, True, False]
+    assert re.search(r"has \d+ tokens, and an answer of up to 60 may follow; this model was made for 48 positions", said[1])
+    assert re.search(r"has \d\d\d tokens; this model was made for 48 positions", said[3])
+    assert not logged
+
+
 def test_a_server_that_is_not_installed(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands of three servers, with the path of the export; an adapter is sent to `forge export --merge`."""
     monkeypatch.setattr("forge.talking._serve.find_spec", lambda _: None)
@@ -256,6 +284,35 @@ def test_a_host_that_is_another_machine(
     monkeypatch.setattr("forge.talking._serve.find_spec", lambda _: True)
     assert main(["serve", str(model_dir), "--host", host]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_reaches_the_server(
+    number: signal.Signals, status: int, model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At once: it was killed after three seconds, in which it went on. The exit status is that of the signal."""
+    program, told = tmp_path / "server", tmp_path / "told"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import os, pathlib, signal, sys, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path({str(told)!r}).touch(), sys.exit()))\n"
+        "time.sleep(0.2)\n"
+        f"os.kill(os.getppid(), {number.value})\n"
+        "signal.pause()\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr("forge.talking._serve.find_spec", lambda _: True)
+    monkeypatch.setattr("forge.talking._serve.sys", SimpleNamespace(executable=str(program), stderr=sys.stderr))
+    assert main(["serve", str(model_dir), "--port", str(free_port())]) == status
+    assert told.exists()
+    program.write_text("#!/bin/sh\nkill -TERM $$\n")
+    assert main(["serve", str(model_dir), "--port", str(free_port())]) == 143
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 class Stopped:

@@ -19,8 +19,8 @@ def test_what_is_drawn_otherwise_than_transformers_does() -> None:
     """A temperature draws by chance, penalties are no repetition penalty, and the seed is set where it is drawn."""
     asked = {"temperature": 0.7, "seed": 3, "frequency_penalty": 0.5, "top_k": 4, "stop": "x", "max_tokens": 5}
     passed, drawing = read_fields({"messages": [], **asked, "logit_bias": {"7": 1}, "user": None, "n": 1}, KNOWN)
-    assert drawing == Drawing(sampled=True, seed=3, frequency_penalty=0.5, top_k=4, stop=("x",), length=5, biased=(7,))
-    assert passed == {"messages": [], "temperature": 0.7, "max_tokens": 5, "logit_bias": {"7": 1.0}, "stream": False}
+    assert drawing == Drawing(sampled=True, seed=3, frequency_penalty=0.5, top_k=4, stop=("x",), length=5, biased={7: 1.0})
+    assert passed == {"messages": [], "temperature": 0.7, "max_tokens": 5, "stream": False}
 
 
 def test_several_answers_and_log_probabilities() -> None:
@@ -36,16 +36,19 @@ def test_several_answers_and_log_probabilities() -> None:
         ({"logprobs": True, "stream": True}, "messages", "logprobs: are not given in a stream; leave stream out"),
         ({"logprobs": 6}, "prompt", "logprobs: 6 is no whole number from 0 to 5"),
         ({"logprobs": True}, "prompt", "logprobs: True is no whole number"),
+        ({"prompt": {"id": "p"}}, "input", "prompt: {'id': 'p'} would have no effect here; send the text itself as input"),
+        ({"chat_template_kwargs": {}}, "prompt", "chat_template_kwargs: no field of this server"),
     ):
         with pytest.raises(BadRequest) as caught:
-            read_fields(body, KNOWN, asked)
+            read_fields(body, {*KNOWN, "prompt"}, asked)
         assert said in caught.value.as_json()["error"]["message"]
 
 
 def test_what_the_model_decides() -> None:
     """Without a temperature its own settings; at 0, or next to it, the likeliest token."""
     assert read_fields({}, KNOWN)[1].sampled is None
-    passed, drawing = read_fields({"temperature": 1e-9, "stop": [], "tools": [{}], "tool_choice": "none"}, KNOWN)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    passed, drawing = read_fields({"temperature": 1e-9, "stop": [], "tools": tools, "tool_choice": "none"}, KNOWN)
     assert (passed, drawing.sampled) == ({"temperature": 0.0, "stream": False}, False)
 
 
@@ -78,11 +81,20 @@ def test_what_the_model_decides() -> None:
         ("logit_bias", {"1": "x"}, "is no number from -100 to 100"),
         ("chat_template_kwargs", [1], "is no object of arguments of the chat template"),
         ("chat_template_kwargs", {"tokenize": False}, "tokenize is no argument of a chat template"),
+        ("logit_bias", {"\u0661": 1}, 'must be {"token id": number}'),
         ("prompt", "\ud800", "prompt: is no UTF-8"),
+        ("prompt", ["hi"], "prompt: ['hi'] is no text"),
+        ("instructions", 5, "instructions: 5 is no text"),
+        ("suffix", "x", "suffix: 'x' would have no effect here; write the prompt with the model's own words for a gap"),
+        ("reasoning", {"effort": "high"}, "give it to the template"),
+        ("verbosity", "low", "verbosity: 'low' would have no effect here"),
+        ("tools", 5, "tools: 5 is no list of tools"),
+        ("tools", [{"type": "function"}], "tools[0]: {'type': 'function'} is no function; a tool is "),
+        ("tools", [{"type": "web_search"}], "tools[0]: {'type': 'web_search'} is no function; a tool is "),
     ],
 )
 def test_what_would_have_no_effect(field: str, value: Any, said: str) -> None:
     """Nothing is passed over, and no value ends in status 500."""
     with pytest.raises(BadRequest) as caught:
-        read_fields({field: value}, {*KNOWN, "prompt"})
+        read_fields({field: value}, {*KNOWN, "prompt", "instructions", "suffix", "reasoning", "verbosity"})
     assert said in caught.value.as_json()["error"]["message"]

@@ -17,6 +17,11 @@ def asked(*content: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": list(content)}]
 
 
+def called(function: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A message that calls a tool."""
+    return {"role": "assistant", "tool_calls": [{"function": function}], **more}
+
+
 def image(url: Any) -> list[dict[str, Any]]:
     """A question of an image."""
     return asked({"type": "image_url", "image_url": url})
@@ -34,11 +39,11 @@ def png() -> str:
 def test_what_can_be_read_passes(png: str) -> None:
     """Texts, images of models that take them, audio of those that take it, calls of tools, and nothing."""
     part = {"type": "image_url", "image_url": {"url": png}}
-    check_messages([{"role": "user", "content": "hi"}, {"role": "user", "content": None}], "LLM")
+    check_messages([{"role": "user", "content": "hi"}, {"role": "assistant", "content": None}], "LLM")
     check_messages(asked(part, {"type": "input_image", "image_url": png}, {"type": "input_text", "text": "?"}), "VLM")
     check_messages(asked({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}), "MULTIMODAL")
     check_messages(asked({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}), "VLM")
-    check_messages([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}], "content": 3}], "LLM")
+    check_messages([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}], "LLM")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +74,24 @@ def test_what_can_be_read_passes(png: str) -> None:
         (asked({"type": "video_url", "video_url": "data:video/mp4;base64,AAAA"}), 'video_url must be {"url": '),
         ([{"role": "user", "content": "\ud800 hi"}], "messages[0].content: is no UTF-8 at character 0: half of a pair"),
         (asked({"type": "text", "text": "hi \udfff"}), "messages[0].content[0]: is no UTF-8 at character 3"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}], "messages[0].tool_calls[0]: function.arg"),
+        (
+            [{"role": "usr", "content": "hi"}],
+            "messages[0].role: 'usr' is no role; is user meant? There are system, developer, ",
+        ),
+        (
+            [{"role": "", "content": "hi"}],
+            "messages[0].role: '' is no role; give one of system, developer, user, assistant, tool",
+        ),
+        ([{"role": "GPT", "content": "hi"}], "'GPT' is no role; is assistant meant? There are"),
+        ([{"role": "user"}], "messages[0].content: nothing came, and a message of role user says something"),
+        (asked(), "messages[0].content: nothing came, and a message of role user says something"),
+        ([called({"name": "f", "arguments": "{"})], "messages[0].tool_calls[0]: function.arg"),
+        ([called({"name": 5, "arguments": "{}"})], "messages[0].tool_calls[0]: a call is "),
+        (
+            [called({"name": "f", "arguments": "{}"}, role="user")],
+            "messages[0].tool_calls: a message of role user calls no tool",
+        ),
+        ([called({"name": "f", "arguments": "{}"}, content=3)], "messages[0].content: a int came: '3'"),
     ],
 )
 def test_what_cannot_be_read(messages: Any, said: str) -> None:

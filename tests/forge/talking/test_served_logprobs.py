@@ -55,3 +55,21 @@ def test_a_part_of_a_character_has_its_bytes(made: Any, left_out: int | None) ->
     if left_out is None:
         assert "".join(each["token"] for each in content) == TEXT
         assert [each["token"] for each in content][:5] == ["a", " ", "", "", "\u4f60"]
+
+
+@pytest.mark.parametrize("made", [byte_level, byte_fallback])
+def test_parts_of_characters_have_names(made: Any) -> None:
+    """OpenAI's, each its own: all of them stood under the empty text, the last of them alone."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made())
+    record = Logprobs(None, 4)
+    ids = tokenizer.encode("b\u4f60")
+    for token in ids:
+        record._logits = torch.full((len(tokenizer),), -50.0)
+        record._logits[ids] = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        record._add(token)
+    found = record.of_text(tokenizer, ())
+    assert found["tokens"] == ["b", *(rf"bytes:\x{byte:02x}" for byte in "\u4f60".encode())]
+    assert found["text_offset"] == [0, 1, 1, 1]
+    for token, logprob, likeliest in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True):
+        assert set(likeliest.values()) == set(found["token_logprobs"])
+        assert (likeliest[token], len(likeliest)) == (logprob, 4)

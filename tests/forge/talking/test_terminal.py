@@ -118,7 +118,12 @@ def talker(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids = tokenizer(WORDS, add_special_tokens=False)["input_ids"]
     assert len(set(ids)) == len(ids)
     config = LlamaConfig(
-        vocab_size=size, hidden_size=size - size % 8 + 8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=8
+        max_position_embeddings=1 << 20,  # more than is asked for, of which it would warn
+        vocab_size=size,
+        hidden_size=size - size % 8 + 8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=8,
     )
     model = LlamaForCausalLM(config)
     follows = dict(zip(ids, [*ids[1:], ids[0]], strict=True))

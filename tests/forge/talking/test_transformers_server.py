@@ -9,9 +9,12 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from forge.talking._transformers_server import _of_template
 
 from ...ranks import run_on_ranks
 
@@ -36,9 +39,10 @@ from forge.talking._transformers_server import names_of, refuse_bad_requests
 from transformers.cli.serving import server
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
 
-resolved, written = [], []
+resolved, written, read = [], [], []
 
 def apply_chat_template(messages, *_, **__):
+    read.append(messages)
     written.append([(each["role"], each["content"][0]["text"]) for each in messages])
     raise ValueError("2 tokens of images, 1 image")
 
@@ -58,7 +62,11 @@ asked = [{}, {"messages": [{"role": "user", "content": [part]}]}, {"messages": [
 asked += [asked[-1] | {"model": name} for name in ("first", "runs/first", "/runs/first/export", "gpt-4")]
 asked += [{"messages": [{"role": "system", "content": "Rhyme."}, {"role": "user", "content": "hi"}]}]
 found = [client.post("/v1/chat/completions", json=each) for each in asked]
-json.dump([(each.status_code, each.json()["error"]["message"]) for each in found] + [resolved, written], sys.stdout)
+call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+more = {"content": "I ask f.", "reasoning_content": "Hm.", "tool_calls": [call]}
+client.post("/v1/chat/completions", json={"messages": [{"role": "assistant", **more}]})
+said = [(each.status_code, each.json()["error"]["message"]) for each in found]
+json.dump([*said, resolved, written, read[-1][-1]], sys.stdout)
 """
 _DRAWN = """
 import asyncio, json, sys, threading, time
@@ -99,7 +107,12 @@ found["stop"], found["stopped"] = stop, answer(temperature=0, stop=stop)
 found["stream"] = client.post("/v1/chat/completions", json=asked | {"temperature": 0, "stop": stop, "stream": True}).text
 found["room"] = [answer(max_tokens=10**6), answer(messages=[{"role": "user", "content": "apple " * 3000}])]
 found["token"] = answer(logit_bias={"999999": 1})
-found["settings"] = answer(generation_config="{")
+settings = ("{", "[]", '{"foo": 1}', '{"temperature": -1, "do_sample": true}')
+found["settings"] = [answer(generation_config=each)["message"] for each in settings]
+nothing = client.post("/v1/completions", json={"prompt": ""})
+found["nothing"] = [nothing.status_code, nothing.json()["error"]["message"]]
+biased = {"prompt": "the apple", "max_tokens": 2, "temperature": 0, "logprobs": 0, "logit_bias": {"70": 100}}
+found["biased_completion"] = client.post("/v1/completions", json=biased).json()["choices"][0]["logprobs"]["tokens"]
 found["response"] = client.post("/v1/responses", json={"input": "the apple", "max_output_tokens": 3}).json()["object"]
 routes = (("/load_model", {"model": "/"}), ("/reset", {}), ("/v1/embeddings", {}), ("/v1/chat/completions", [1]))
 closed = [client.post(path, json=body) for path, body in routes]
@@ -130,6 +143,7 @@ bias = {"logit_bias": {str(token): 100}, "max_tokens": 3, "n": 2}
 found["logprobs_biased"] = client.post("/v1/chat/completions", json=with_logprobs | bias).json()["choices"]
 text = {"prompt": "the apple", "max_tokens": 4, "temperature": 0, "logprobs": 2}
 found["of_text"] = client.post("/v1/completions", json=text).json()["choices"][0]
+found["token_70"] = tokenizer.decode([70])
 found["naive_text"] = naive(tokenizer("the apple")["input_ids"], 4)
 
 async def gone():
@@ -152,9 +166,16 @@ asyncio.run(gone())
 found["seconds"] = time.monotonic() - began
 _served_generation.end_at_once()
 exit = lambda: uvicorn.Server.handle_exit(SimpleNamespace(_captured_signals=[], should_exit=False), 15, None)
-threading.Timer(0.3, exit).start()
+whole = threading.Event()  # which the signal comes in the middle of, with a stream in the queue behind it
+waiting = threading.Thread(target=lambda: (whole.wait(), found.update(queued=stream())))
+stream = lambda: client.post("/v1/chat/completions", json=asked | {"stream": True, "n": 2}).text
+model.register_forward_hook(lambda *_: whole.set())
+waiting.start()
+threading.Timer(0.5, exit).start()
 began = time.monotonic()
-found["ended"] = answer(max_tokens=400)
+found["ended"] = client.post("/v1/chat/completions", json=asked | {"max_tokens": 400})
+found["ended"] = [found["ended"].status_code, found["ended"].json()]
+waiting.join()
 found["ended_after"] = time.monotonic() - began
 json.dump(found, sys.stdout)
 """
@@ -185,15 +206,29 @@ def test_answers_are_drawn_as_asked(model_dir: Path) -> None:
     assert (pieces[-1]["finish_reason"], ended) == ("stop", "[DONE]")
     assert [each["code"] for each in found["room"]] == ["context_length_exceeded"] * 2
     assert found["token"]["message"].startswith("logit_bias: the model has no token 999999: its last is")
-    assert found["settings"]["param"] == "generation_config"
+    broken, no_object, unknown, refused = found["settings"]
+    assert broken.endswith(no_object[-len("give a JSON text of generation settings") :])
+    assert unknown == "generation_config: 'foo' is no generation setting of transformers"
+    assert refused.startswith("generation_config: `temperature` (=-1) has to be a strictly positive float")
+    assert found["nothing"] == [400, "prompt: is empty, and this model's tokenizer puts nothing before a text; give a text"]
+    assert found["biased_completion"] == [found["token_70"]] * 2
     assert found["response"] == "response"
     assert [status for status, _ in found["routes"]] == [404, 404, 404, 400]
     assert found["seconds"] < 10  # of 400 steps of 0.05 seconds
-    assert isinstance(found["ended"], str)
     assert found["ended_after"] < 10
+    check_ended(found)
 
     check_several(found)
     check_logprobs(found)
+
+
+def check_ended(found: dict[str, Any]) -> None:
+    """A part of an answer is not given as the whole; whoever waits behind it is told too, and no stream goes on for ever."""
+    said = "the server is ending, and the answer is not whole; ask again once it is back"
+    assert found["ended"] == [503, {"error": {"message": said, "type": "server_error", "param": None, "code": None}}]
+    *_, error, done = [each.removeprefix("data: ") for each in found["queued"].split("\n\n") if each]
+    assert (json.loads(error)["error"]["message"], done) == (f"the answer broke off: {said}", "[DONE]")
+    assert found["queued"].count("broke off") == 1
 
 
 def check_several(found: dict[str, Any]) -> None:
@@ -239,6 +274,21 @@ def check_logprobs(found: dict[str, Any]) -> None:
         assert max(likeliest.values()) == likeliest[token]
 
 
+def test_a_developer_is_the_system_where_the_template_leaves_him_out() -> None:
+    """Such a template wrote nothing of what he says, without a word; one that knows him is given him."""
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+
+    def of(*roles: str) -> list[str]:
+        def apply_chat_template(messages: Any, **_: Any) -> str:
+            return " ".join(each["content"] for each in messages if each["role"] in roles)
+
+        processor = SimpleNamespace(apply_chat_template=apply_chat_template)
+        return [each["role"] for each in _of_template(messages, SimpleNamespace(tokenizer=processor))]
+
+    assert of("system", "user") == ["system", "user"]
+    assert of("developer", "user") == ["developer", "user"]
+
+
 @pytest.mark.slow
 def test_the_served_model_is_listed_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`GET /v1/models` was answered with 500 where the Hub's cache is missing, and never named a directory."""
@@ -256,7 +306,7 @@ def test_bad_requests_are_answered_with_what_is_wrong() -> None:
     pytest.importorskip("fastapi")
     pytest.importorskip("PIL")
     (found,) = run_on_ranks(ran, 1, _BAD, joined=False)
-    (none, image, text, *named, other, own, resolved, written) = found
+    (none, image, text, *named, other, own, resolved, written, read) = found
     assert none == [400, "messages: nothing came; give a list of messages"]
     assert image[0] == text[0] == 400
     assert image[1].startswith("messages[0].content[0].image_url: 'data:image/png;base64,@@@' is no image that can be read")
@@ -266,7 +316,12 @@ def test_bad_requests_are_answered_with_what_is_wrong() -> None:
         400,
         "model: 'gpt-4' is not served here; ask for 'first' or 'runs/first' or '/runs/first/export', or leave model out",
     ]
-    assert resolved == [None, None, *["/runs/first/export"] * 3, None]
+    assert resolved == [None, None, *["/runs/first/export"] * 3, None, None]
     assert own == text
     # The run's system_prompt, where a conversation has no system message.
+    *written, _ = written
     assert written == [[["system", "Be brief."], ["user", "hi"]]] * 4 + [[["system", "Rhyme."], ["user", "hi"]]]
+    # What transformers' server leaves out of a message, its template is given.
+    assert read["content"] == [{"type": "text", "text": "I ask f."}]
+    assert read["reasoning_content"] == "Hm."
+    assert read["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {}}}]

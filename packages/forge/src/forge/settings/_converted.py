@@ -11,7 +11,7 @@ import attrs
 
 from forge._errors import SettingsError
 from forge.settings._added import is_added
-from forge.settings._elsewhere import meant
+from forge.settings._elsewhere import made_elsewhere, meant
 from forge.settings._origin import origin_note
 
 
@@ -27,16 +27,24 @@ def converted(field: attrs.Attribute[Any], value: object, origin: str) -> object
     if reason is not None:
         raise SettingsError(f"{field.name}={value}{origin_note(origin)} is not available: {reason}. Leave {field.name} out.")
     wanted = " or ".join(_spelled(kind) for kind in kinds if kind is not types.NoneType)
+    choices = tuple(each for kind in kinds for each in _choices(kind))
     close = ""
-    of_one = get_args(field.type)[0] if get_origin(field.type) is tuple else field.type
-    if isinstance(value, str) and get_origin(of_one) is Literal:
-        close = f" Did you mean {word!r}?" if (word := meant(field.name, value, get_args(of_one))) else ""
+    if isinstance(value, str) and choices and not (close := made_elsewhere(value, choices) or ""):
+        close = f"Did you mean {word!r}?" if (word := meant(field.name, value, choices)) else ""
     parts = value if isinstance(value, (list, tuple)) else (value,)
     if any(hasattr(part, "save_pretrained") for part in parts):
-        close = " Save it with save_pretrained, its tokenizer beside it, and give the directory."
+        close = "Save it with save_pretrained, its tokenizer beside it, and give the directory."
     elif (function := next(filter(callable, parts), None)) is not None:
-        close = f" Give a function by its name, {_name_of(function, field.name)}: config.yaml holds it."
-    raise SettingsError(f"{field.name} must be {wanted}, not {_shown(value)}{origin_note(origin)}.{close}")
+        close = f"Give a function by its name, {_name_of(function, field.name)}: config.yaml holds it."
+    raise SettingsError(
+        f"{field.name} must be {wanted}, not {_shown(value)}{origin_note(origin)}." + (f" {close}" if close else "")
+    )
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    """Return the words of a type, or of a list's elements, that has no others."""
+    of_one = get_args(kind)[0] if get_origin(kind) is tuple else kind
+    return get_args(of_one) if get_origin(of_one) is Literal else ()
 
 
 def _shown(value: object) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shlex
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -183,6 +185,8 @@ class AnsweringModel:
                 other_dtype=dtype if dtype.itemsize == 4 else None,
             )
         self._directory = directory
+        self._warned: set[bool] = set()
+        """Whether conversations that it warned of were beyond the model's positions themselves."""
         forge_algos.name_cache_for_peft(self._model)
         self._tokenizer: Any = forge_data.load_tokenizer(directory)
         # An adapter has no generation_config.json of its own.
@@ -249,6 +253,7 @@ class AnsweringModel:
         """
         inputs = self._inputs(asked, media)
         self._check_room(inputs["input_ids"].shape[1], sampling)
+        self._warn_of_context(inputs["input_ids"].shape[1], sampling)
         drawn = (
             {"do_sample": True, "temperature": sampling.temperature}
             if sampling.temperature
@@ -360,6 +365,26 @@ class AnsweringModel:
             f"the conversation has {tokens:,} tokens, and an answer of max_new_tokens={sampling.max_new_tokens:,} may follow; "
             f"this model has a table of {table:,} positions, beyond which it reads nothing. {remedy} the conversation."
         )
+
+    def _warn_of_context(self, tokens: int, sampling: Sampling) -> None:
+        """Say once that a conversation is, or once that its answer may be, beyond what the model was made for."""
+        limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        whole = tokens + sampling.max_new_tokens
+        if not isinstance(limit, int) or not 0 < limit < whole or (beyond := tokens >= limit) in self._warned:
+            return
+        self._warned |= {beyond}
+        # Which transformers says too, once it has gone beyond, without the tokens.
+        logging.getLogger("transformers.generation.stopping_criteria").addFilter(_no_reminder)
+        may = "" if beyond else f", and an answer of up to {sampling.max_new_tokens:,} may follow"
+        print(
+            f"WARNING: the conversation has {tokens:,} tokens{may}; this model was made for {limit:,} positions "
+            "(max_position_embeddings), beyond which it answers worse.",
+            file=sys.stderr,
+        )
+
+
+def _no_reminder(record: logging.LogRecord) -> bool:
+    return "friendly reminder" not in record.getMessage()
 
 
 def _streamer(tokenizer: Any, shown: Callable[[str], None], stop: Sequence[str]) -> Any:

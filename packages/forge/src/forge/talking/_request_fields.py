@@ -17,7 +17,7 @@ from forge.talking._requests import BadRequest, check_text
 
 _NO_PART = {
     *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "stream_options", "stream", "model"),
-    *("safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
 }
 """Fields that have no part in an answer, or are read as they are."""
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -35,16 +35,13 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "include": ([],),
     "truncation": ("disabled",),
+    "suffix": ("",),
+    "reasoning": ({},),
 }
 """Fields that the server knows one value of → it. None is as if the field were not there."""
 _NEVER = (
-    "audio",
-    "prediction",
-    "web_search_options",
-    "reasoning_effort",
-    "previous_response_id",
-    "conversation",
-    "max_tool_calls",
+    *("audio", "prediction", "web_search_options", "reasoning_effort", "previous_response_id", "conversation"),
+    *("max_tool_calls", "verbosity", "moderation", "access_programs", "background_options", "context_management", "image"),
 )
 _CHOICES = {"messages": ("n", "logprobs", "top_logprobs"), "prompt": ("n", "logprobs")}
 """Field of what is asked → fields of several answers and log-probabilities, which such a request may have."""
@@ -52,6 +49,9 @@ _MOST_CHOICES, _MOST_LIKELIEST = 128, {"messages": 20, "prompt": 5}
 _INSTEAD = {
     "n": "ask several times",
     "best_of": "ask several times",
+    "reasoning": 'give it to the template: "chat_template_kwargs": {"reasoning_effort": ...}, where that has it',
+    "suffix": "write the prompt with the model's own words for a gap, if it has such",
+    "prompt": "send the text itself as input",
     "reasoning_effort": 'give it to the template: "chat_template_kwargs": {"reasoning_effort": ...}, where that has it',
     "previous_response_id": "send the whole conversation; none is kept",
     "conversation": "send the whole conversation; none is kept",
@@ -59,9 +59,20 @@ _INSTEAD = {
 _ELSEWHERE = "leave it out, or serve the model with vLLM"
 _OWN = ("top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "chat_template_kwargs")
 """Fields beside those that transformers knows, with vLLM's names."""
+_ELSEWHERE_READ = ("seed", "stop", "logit_bias")
+"""Fields that `Drawing` has, and transformers' server does not read of every request."""
 _OF_TEMPLATES = {
     *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "load_audio_from_video"),
-    *("max_length", "padding", "processor_kwargs", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize"),
+    *(
+        "max_length",
+        "messages",
+        "padding",
+        "processor_kwargs",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+    ),
     *("tokenizer_kwargs", "tools", "truncation"),
 }
 """Arguments of `apply_chat_template` that are none of a template's."""
@@ -86,8 +97,8 @@ class Drawing:
     stop: Sequence[str] = ()
     length: int | None = None
     """Tokens that the answer may have, where the request says so."""
-    biased: Collection[int] = ()
-    """Tokens whose logits are changed."""
+    biased: Mapping[int, float] = attrs.field(factory=dict)
+    """Tokens whose logits are changed → what is added to them."""
     choices: int = 1
     """Answers that are drawn, one after another."""
     logprobs: int | None = None
@@ -113,18 +124,25 @@ def read_fields(body: Mapping[str, Any], known: Collection[str], asked: str = "m
         BadRequest: a field that is not known, or a value that would have no effect or end in status 500.
     """
     given = {name: value for name, value in body.items() if value is not None}
+    own = _OWN if asked != "prompt" else _OWN[:-1]  # a text has no template
     for name, value in given.items():
-        if name not in {*known, *_OWN, *_NO_PART, *_ONLY, *_NEVER}:
-            near = get_close_matches(name, [*known, *_OWN], 1)
+        if name not in {*known, *own, *_NO_PART, *_ONLY, *_NEVER}:
+            near = get_close_matches(name, [*known, *own], 1)
             raise BadRequest(f"no field of this server{f'; is {near[0]} meant?' if near else '; leave it out'}", name)
         if name in _CHOICES.get(asked, ()):
             continue
-        if name in _NEVER or (name in _ONLY and not any(value == each for each in _ONLY[name])):
+        if (
+            name in _NEVER
+            or (name == "prompt" and asked == "input")
+            or (name in _ONLY and not any(value == each for each in _ONLY[name]))
+        ):
             raise BadRequest(f"{_short(value)} would have no effect here; {_INSTEAD.get(name, _ELSEWHERE)}", name)
     _check_flag(given, "stream")
     for name in ("prompt", "input", "instructions", "suffix"):
         if isinstance(given.get(name), str):
             check_text(given[name], name)
+        elif name in given and name in ("prompt", "instructions"):
+            raise BadRequest(f"{_short(given[name])} is no text; give one in quotes", name)
     temperature = _number(given, "temperature", 0)
     _number(given, "top_p", 0, 1)
     drawing = Drawing(
@@ -142,13 +160,14 @@ def read_fields(body: Mapping[str, Any], known: Collection[str], asked: str = "m
         logprobs=_logprobs(given, asked) if asked in _CHOICES else None,
     )
     _check_template_arguments(given)
-    passed = {name: value for name, value in given.items() if name in known and name not in (*_OWN[:5], *_ONLY, "seed", "stop")}
+    _check_tools(given)
+    passed = {
+        name: value for name, value in given.items() if name in known and name not in (*_OWN[:5], *_ONLY, *_ELSEWHERE_READ)
+    }
     if "chat_template_kwargs" in given:
         passed["chat_template_kwargs"] = given["chat_template_kwargs"]
     if temperature is not None and temperature < _LEAST:
         passed["temperature"] = 0.0
-    if bias := given.get("logit_bias"):
-        passed["logit_bias"] = {token: float(value) for token, value in bias.items()}
     if given.get("tool_choice") == "none":
         passed.pop("tools", None)
     passed["stream"] = given.get("stream", False)
@@ -212,13 +231,26 @@ def _stops(given: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _biased(given: Mapping[str, Any]) -> tuple[int, ...]:
+def _biased(given: Mapping[str, Any]) -> dict[int, float]:
     value = given.get("logit_bias", {})
-    if not isinstance(value, Mapping) or not all(each.isdecimal() for each in value):
+    if not isinstance(value, Mapping) or not all(each.isascii() and each.isdecimal() for each in value):
         raise BadRequest(f'{_short(value)} must be {{"token id": number}}', "logit_bias")
-    for token in value:
-        _number(value, token, -100, 100)
-    return tuple(int(token) for token in value)
+    return {int(token): _number(value, token, -100, 100) or 0.0 for token in value}
+
+
+def _check_tools(given: Mapping[str, Any]) -> None:
+    tools = given.get("tools", [])
+    if not isinstance(tools, list):
+        raise BadRequest(f"{_short(tools)} is no list of tools", "tools")
+    for number, tool in enumerate(tools):
+        kind = tool.get("type", "function") if isinstance(tool, Mapping) else None
+        function = tool.get("function", tool) if kind == "function" else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str) or not name:
+            shown = '{"type": "function", "function": {"name": "...", "parameters": {...}}}'
+            raise BadRequest(
+                f"{_short(tool)} is no function; a tool is {shown}, and this server has none of its own", f"tools[{number}]"
+            )
 
 
 def _check_template_arguments(given: Mapping[str, Any]) -> None:

@@ -9,12 +9,17 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Types of parts that are texts → their field."""
 _IMAGES = ("image_url", "input_image")
 _KNOWN = "text, image_url, and of models that take them video_url, input_audio and audio_url"
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Those of rows, which a model may have been trained with."""
+_MEANT = {"function": "tool", "human": "user", "gpt": "assistant", "model": "assistant", "ai": "assistant", "bot": "assistant"}
+"""Other words for a role → it."""
 _FRAMES = "data:video/jpeg;base64,"
 """How a list of frames begins, as vLLM has it: each in base64, with commas between them."""
 
@@ -58,11 +63,18 @@ def check_messages(messages: Any, modality: str, hear: Callable[[bytes, str], No
 def _check_message(message: Any, modality: str, place: str, hear: Any) -> None:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise BadRequest(f'{_said(message)}; a message is {{"role": "user", "content": "..."}}', place)
-    if message.get("tool_calls"):
-        _check_calls(message["tool_calls"], f"{place}.tool_calls")
-        return  # beside calls its content is not read
-    content = message.get("content")
-    if content is None:
+    role, calls, content = message["role"], message.get("tool_calls"), message.get("content")
+    if role not in _ROLES:
+        near = _MEANT.get(role.lower()) or next(iter(get_close_matches(role.lower(), _ROLES, 1)), None)
+        meant = f"; is {near} meant? There are" if near else "; give one of"
+        raise BadRequest(f"{_short(role)} is no role{meant} {', '.join(_ROLES)}", f"{place}.role")
+    if calls and role != "assistant":
+        raise BadRequest(f"a message of role {role} calls no tool; they are the assistant's", f"{place}.tool_calls")
+    if calls:
+        _check_calls(calls, f"{place}.tool_calls")
+    if content is None or content == []:
+        if role != "assistant":
+            raise BadRequest(f"nothing came, and a message of role {role} says something; give a text", f"{place}.content")
         return
     if isinstance(content, str):
         check_text(content, f"{place}.content")
@@ -76,11 +88,14 @@ def _check_message(message: Any, modality: str, place: str, hear: Any) -> None:
 def _check_calls(calls: Any, place: str) -> None:
     for number, call in enumerate(calls if isinstance(calls, list) else [calls]):
         function = (call.get("function") or call) if isinstance(call, Mapping) else {}
-        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        function = function if isinstance(function, Mapping) else {}
+        arguments = function.get("arguments")
         try:
             known = isinstance(json.loads(arguments) if isinstance(arguments, str) else arguments, dict)
         except ValueError:
             known = False
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            raise BadRequest('a call is {"function": {"name": "...", "arguments": "{...}"}}', f"{place}[{number}]")
         if not known:
             raise BadRequest("function.arguments must be a JSON object, as a text or as it is", f"{place}[{number}]")
 

@@ -19,6 +19,7 @@ from forge.talking._model import find_model
 from forge.talking._transformers_server import names_of
 
 _LAST_SECONDS = 3.0
+"""Seconds in which requests that are being answered are told that the server ends."""
 _NEEDED = ("fastapi", "uvicorn", "openai", "pydantic", "typer")
 
 
@@ -33,9 +34,10 @@ def serve(model_path: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
             none.
 
     Returns:
-        The exit status of the server, once it is stopped (Ctrl-C).
+        The exit status of the server, where it ends by itself; 128 and more if a signal to it alone ended it.
 
     Raises:
+        KeyboardInterrupt: Ctrl-C ended it, or a signal to the command line.
         SettingsError: there is no model, it is an adapter, the address cannot be listened on, or what the server needs is
             not installed: the message has the commands of other servers.
         forge_dist.ModelError: the hub cannot be asked for the name.
@@ -75,22 +77,19 @@ def serve(model_path: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
             file=sys.stderr,
         )
     environ = {**os.environ, "HF_HUB_DISABLE_UPDATE_CHECK": "1"}  # nobody asked it to ask the network
-    program = "forge.talking._transformers_server"
+    program = "forge.talking._server_program"
     server = subprocess.Popen([sys.executable, "-m", program, given, asked_with, *command], env=environ)  # noqa: S603 - no shell, fixed words
     try:
-        return server.wait()
-    except KeyboardInterrupt:
-        # Ctrl-C reaches the server too; a signal to this process alone does not.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(_LAST_SECONDS)
-        return 0
+        status = server.wait()
     finally:
         if server.poll() is None:
+            # Ctrl-C reaches the server too; a signal to this process alone does not.
             server.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 server.wait(_LAST_SECONDS)
             server.kill()  # it may be in the middle of a long forward
             server.wait()
+    return status if status >= 0 else 128 - status
 
 
 def _check_address(host: str, port: int) -> None:

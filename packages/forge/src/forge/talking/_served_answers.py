@@ -12,6 +12,7 @@ from typing import Any
 from forge.talking._stops import BeforeStop, end_of
 
 _DONE = "data: [DONE]\n\n"
+_ERROR = 'data: {"error": '
 
 
 def error_of(message: str, status: int, param: str | None = None) -> dict[str, Any]:
@@ -46,16 +47,20 @@ def _used(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
 async def served_events(answers: AsyncIterator[AsyncIterator[Any]], stop: Sequence[str]) -> AsyncIterator[str]:
     """Cut the pieces of streamed answers before a stop string, and end them with `[DONE]`.
 
-    An error is made JSON, which it is not where its message has quotes. Each choice ends with the usage up to there.
+    An error is made JSON, which it is not where its message has quotes, and no choice follows it. Each choice ends with the
+    usage up to there.
     """
     usages: list[dict[str, Any]] = []
-    number = 0
+    number, failed = 0, False
     async for events in answers:
         answer = BeforeStop(stop)
         async for sent in events:
             text = sent.decode() if isinstance(sent, bytes) else sent
-            made = (each for event in text.split("\n\n") if event.strip() for each in _event(event, answer, number, usages))
+            made = [each for event in text.split("\n\n") if event.strip() for each in _event(event, answer, number, usages)]
+            failed = failed or any(each.startswith(_ERROR) for each in made)
             yield "".join(made)
+        if failed:
+            break
         number += 1
     yield _DONE
 

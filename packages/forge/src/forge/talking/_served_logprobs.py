@@ -87,14 +87,17 @@ class Logprobs:
         return {"content": [_entry(*one) for one in self._read(tokenizer, stop)], "refusal": None}
 
     def of_text(self, tokenizer: Any, stop: Sequence[str]) -> dict[str, Any]:
-        """Return `logprobs` of a completion's choice, the drawn among the likeliest tokens."""
+        """Return `logprobs` of a completion's choice, the drawn among the likeliest tokens.
+
+        A token that is no text of its own, a part of a character, is named by its bytes.
+        """
         read = self._read(tokenizer, stop)
         starts = [sum(len(one.text) for one, _, _ in read[:at]) for at in range(len(read))]
         return {
-            "tokens": [one.text for one, _, _ in read],
+            "tokens": [_name(one) for one, _, _ in read],
             "token_logprobs": [logprob for _, logprob, _ in read],
             "top_logprobs": [
-                {one.text: logprob} | {other.text: of_other for other, of_other in reversed(others)}
+                {_name(one): logprob} | {_name(other): of_other for other, of_other in reversed(others)}
                 for one, logprob, others in read
             ],
             "text_offset": starts,
@@ -136,6 +139,15 @@ def _text(tokenizer: Any, before: Sequence[int], token: int, *, special: bool = 
 def _spelling(tokenizer: Any) -> forge_data.Spelling:
     """Return the bytes of a tokenizer's tokens, whose whole vocabulary is read for them."""
     return forge_data.Spelling(tokenizer)
+
+
+def _name(read: _Read) -> str:
+    r"""Return a token's text, or OpenAI's form of bytes that are none.
+
+    >>> _name(_Read("plum", b"plum")), _name(_Read("", b"\xe2\x80"))
+    ('plum', 'bytes:\\xe2\\x80')
+    """
+    return read.text if read.text.encode() == read.data else "bytes:" + "".join(f"\\x{byte:02x}" for byte in read.data)
 
 
 def _entry(read: _Read, logprob: float, others: Sequence[tuple[_Read, float]] | None = None) -> dict[str, Any]:

@@ -1,15 +1,13 @@
-"""Program that `forge serve` starts: transformers' server, as OpenAI's interface is."""
+"""transformers' server → one that answers as OpenAI's interface has it."""
 
 from __future__ import annotations
 
 import copy
 import io
 import json
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from functools import lru_cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -18,7 +16,7 @@ import forge_data
 from forge.talking._request_fields import Drawing, read_fields
 from forge.talking._requests import BadRequest, as_row, check_messages
 from forge.talking._served_answers import error_of, joined, served_events, without_stops
-from forge.talking._served_generation import Asking, draw_as_asked, end_at_once
+from forge.talking._served_generation import Asking, Unanswered, draw_as_asked
 from forge.tasks._system_message import with_system_prompt
 
 _CLOSED = ("/reset", "/load_model")
@@ -26,6 +24,8 @@ _CLOSED = ("/reset", "/load_model")
 _OF_PROCESSORS = ("add_special_tokens", "load_audio_from_video", "num_frames", "return_dict", "return_tensors", "tokenize")
 """Arguments of a processor's `apply_chat_template` that are none of a template's."""
 _PLACE = "the request"
+_DEVELOPER = "forge-developer-message"
+"""Text that a template is rendered with to see whether it writes what a developer says."""
 
 
 def list_only(model: str) -> None:
@@ -146,6 +146,21 @@ def _arguments(model: Any, processor: Any, conversation: Any, **given: Any) -> A
     return BatchFeature(made | {"attention_mask": ids.new_ones(ids.shape)})
 
 
+def _of_template(messages: Any, processor: Any) -> Any:
+    """Return messages whose developer is the system where a template leaves out a developer."""
+    if not any(message["role"] == "developer" for message in messages):
+        return messages
+    said = [{"role": "developer", "content": _DEVELOPER}, {"role": "user", "content": "hi"}]
+    tokenizer: Any = getattr(processor, "tokenizer", processor)
+    try:
+        known = _DEVELOPER in tokenizer.apply_chat_template(said, tokenize=False)
+    except Exception:  # noqa: BLE001 - a template raises what it likes, as for a role that it does not know
+        known = False
+    if known:
+        return messages
+    return [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
+
+
 def refuse_bad_requests(names: tuple[str, ...] = (), system: str | None = None) -> None:
     """Let this process answer what it cannot read by status 400 and OpenAI's error object.
 
@@ -172,8 +187,14 @@ def refuse_bad_requests(names: tuple[str, ...] = (), system: str | None = None) 
     def checked(messages: Any, modality: Any) -> Any:
         check_messages(messages, str(getattr(modality, "value", modality)), hear)
         messages = with_system_prompt(messages, system)
+        messages = _of_template(messages, _processor.get())
         Asking.now().messages = messages
-        return read(messages, modality)
+        # transformers gives a template no field but these, and no content beside calls, which training gives it.
+        contents = read([{**message, "tool_calls": None} for message in messages], modality)
+        made = read(messages, modality)
+        return [
+            {**message, **each, "content": one["content"]} for message, each, one in zip(messages, made, contents, strict=True)
+        ]
 
     def answering(answer: Any, field: str, known: Any) -> Any:
         async def handle_request(self: Any, body: dict[str, Any], request_id: str) -> Any:
@@ -182,7 +203,7 @@ def refuse_bad_requests(names: tuple[str, ...] = (), system: str | None = None) 
                     listed = " or ".join(map(repr, names[::-1]))
                     raise BadRequest(f"{body['model']!r} is not served here; ask for {listed}, or leave model out", "model")
                 body = {**body, "model": names[0]}
-            if field not in body:
+            if body.get(field) is None:
                 wanted = "a text" if field == "prompt" else "a list of messages"
                 raise BadRequest(f"nothing came; give {wanted}", field)
             passed, drawing = read_fields(body, known or body, field)
@@ -194,9 +215,11 @@ def refuse_bad_requests(names: tuple[str, ...] = (), system: str | None = None) 
 
             try:
                 return await _as_asked(choice, asking, drawing, field)
-            except BadRequest:
+            except (BadRequest, Unanswered):
                 raise
             except Exception as error:
+                if passed.get("generation_config") is not None and isinstance(error, (TypeError, ValueError)):
+                    raise BadRequest(" ".join(str(error).split())[:300], "generation_config") from error
                 if any(frame.f_code.co_name == "apply_chat_template" for frame, _ in walk_tb(error.__traceback__)):
                     why = " ".join(str(error).split())[:300]
                     raise BadRequest(f"this model's template and processor cannot read it: {why}", field) from error
@@ -274,6 +297,10 @@ def _say_errors(app: Any) -> None:
     def refused(_: Any, error: BadRequest) -> Any:
         return JSONResponse(error.as_json(), status_code=400)
 
+    @app.exception_handler(Unanswered)
+    def unanswered(_: Any, error: Unanswered) -> Any:
+        return JSONResponse(error_of(str(error), error.status), error.status)
+
     @app.exception_handler(HTTPException)
     def said(_: Any, error: HTTPException) -> Any:
         return JSONResponse(error_of(str(error.detail), error.status_code), error.status_code, error.headers)
@@ -288,13 +315,3 @@ def _say_errors(app: Any) -> None:
     def failed(_: Any, error: Exception) -> Any:
         why = " ".join(str(error).split())[:300]
         return JSONResponse(error_of(f"the server failed: {type(error).__name__}: {why}", 500), 500)
-
-
-if __name__ == "__main__":
-    given, system = sys.argv.pop(1), sys.argv.pop(1)
-    list_only(sys.argv[2])
-    refuse_bad_requests(names_of(sys.argv[2], given), system or None)
-    end_at_once()
-    # The command of the very transformers that is installed beside this package, wherever its scripts are.
-    (script,) = entry_points(group="console_scripts", name="transformers")
-    script.load()()
