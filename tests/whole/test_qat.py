@@ -53,6 +53,21 @@ def held_out_loss(model: Any, run: Path) -> float:
     return total / count
 
 
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
+    """The weights that the last forward read, by their names in the model."""
+    plain, found = forge_algos.QuantizedWeights.in_place, dict[str, torch.Tensor]()
+
+    @contextmanager
+    def watched(self: Any) -> Any:
+        with plain(self):
+            found.update({name: tensor.clone() for name, tensor in self._model.state_dict().items()})
+            yield
+
+    monkeypatch.setattr(forge_algos.QuantizedWeights, "in_place", watched)
+    return found
+
+
 OTHERS: list[tuple[str, dict[str, Any]]] = [
     *((kind, {}) for kind in ("q8_0", "q5_0", "q5_1", "q4_1")),
     ("q4_0", {"unfrozen_parameters": ("last:1",)}),
@@ -63,18 +78,9 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "more"), ci_keeps([("q4_0", {})], [("q4_0", {}), *OTHERS]), ids=str)
 def test_the_file_holds_what_was_computed_with(
-    kind: str, more: dict[str, Any], given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, more: dict[str, Any], given: dict[str, Any], seen: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     """Each tensor of the exported file is, to the bit, the weight that the last forward read; its loss is the printed one."""
-    plain, seen = forge_algos.QuantizedWeights.in_place, dict[str, torch.Tensor]()
-
-    @contextmanager
-    def watched(self: Any) -> Any:
-        with plain(self):
-            seen.update({name: tensor.clone() for name, tensor in self._model.state_dict().items()})
-            yield
-
-    monkeypatch.setattr(forge_algos.QuantizedWeights, "in_place", watched)
     asked = {"eval_prompts": ("what colour has the plum?",), "eval_max_new_tokens": 8}
     result = forge.sft(**given | asked | more | {"qat": kind}, ckpt_output_dir=tmp_path / "run")
     path = forge.export(result.output_dir, format="gguf")  # of the type that it was trained for
@@ -104,6 +110,43 @@ def test_the_file_holds_what_was_computed_with(
     )
     assert f"| eval_loss | {result.eval_before['eval_loss']:.4f} | {printed:.4f} |" in card
     assert "These are the unrounded ones" in (forge.export(result.output_dir) / "README.md").read_text()
+
+
+LORA = {"adapter": "lora", "lora_r": 4}
+MERGED = {
+    "lora": LORA,
+    "rslora": {"adapter": "rslora", "modules_to_save": ("lm_head",), "init_lora_weights": "eva"},
+    "dora": {"adapter": "dora", "lora_r": 4},
+    "lora_fa": {**LORA, "lora_fa": True, "qat": "q8_0", "target_modules": ("q_proj", "down_proj")},
+    "new_tokens": {**LORA, "add_tokens": ("<plum>", "<pear>")},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ci_keeps(["lora"], list(MERGED)))
+def test_the_file_of_a_merged_adapter_holds_what_was_computed_with(
+    how: str, given: dict[str, Any], seen: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    """As of whole weights; the base stays as it is, and its adapter is what is exported beside."""
+    result = forge.sft(**given | MERGED[how], ckpt_output_dir=tmp_path / "run")
+    path = forge.export(result.output_dir, format="gguf", merge=True)
+    read = file_of(path)
+    held = {name.removeprefix("base_model.model."): tensor for name, tensor in seen.items()}
+    places = [
+        (name.replace(".weight", f"{beside}.weight"), name)
+        for name in read
+        for beside in (".modules_to_save.default", ".base_layer", ".token_adapter.base_layer", "")
+    ]
+    compared = {name: held[place] for place, name in reversed(places) if place in held}
+    assert compared.keys() == read.keys()
+    for name, rows in held.items():
+        if ".trainable_tokens_delta." in name:
+            compared[f"{name.partition('.token_adapter')[0]}.weight"][-len(rows) :] = rows
+    assert all(torch.equal(tensor, compared[name]) for name, tensor in read.items())
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=str(path), dtype=torch.float32)
+    assert held_out_loss(model, result.output_dir) == pytest.approx(result.eval_after["eval_loss"], rel=1e-5)
+    assert result.eval_before["eval_loss"] != result.eval_after["eval_loss"]
+    assert "the adapter is merged into them before, moves unrounded" in (result.output_dir / "log.txt").read_text()
 
 
 def test_a_model_in_bfloat16_is_exported_in_every_digit(given: dict[str, Any], tmp_path: Path, unchecked_exports: None) -> None:
@@ -237,8 +280,10 @@ def test_its_memory_is_planned(
 @pytest.mark.parametrize(
     ("verb", "change", "message"),
     [
-        ("sft", {"adapter": "lora"}, "qat=q4_0 with adapter=lora: it rounds the weights that train.*or set adapter=none"),
-        ("sft", {"adapter": "qlora"}, "qat=q4_0 with adapter=qlora"),
+        ("sft", {"adapter": "qlora"}, "qat=q4_0 with adapter=qlora, whose base is held in codes.*or set adapter=lora"),
+        ("sft", {"adapter": "loha"}, "qat=q4_0 with adapter=loha: what a file of q4_0 rounds is the sum.*or set adapter=lora"),
+        ("sft", LORA | {"lora_dropout": 0.1}, "qat=q4_0 with lora_dropout=0.1: steps compute with the merged weight"),
+        ("sft", LORA | {"init_lora_weights": "pissa"}, "qat=q4_0 with init_lora_weights=pissa, whose exports add up otherwise"),
         ("osft", {}, "qat=q4_0 with adapter=osft.*Leave `qat` out.$"),
         ("sft", {"weights": "bfloat16"}, "qat=q4_0 with weights=bfloat16"),
         ("sft", {"save_dtype": "bfloat16"}, "qat=q4_0 with save_dtype=bfloat16"),
