@@ -159,9 +159,10 @@ def test_a_model_in_bfloat16_is_exported_in_every_digit(given: dict[str, Any], t
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_to_the_bit(given: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("adapter", ci_keeps([{}], [{}, LORA, MERGED["dora"]]), ids=str)
+def test_a_run_is_resumed_to_the_bit(adapter: dict[str, Any], given: dict[str, Any], tmp_path: Path) -> None:
     """From a full state, which holds the unrounded weights; with another qat, or none, it is refused by name."""
-    more = {**given, "full_state_every_steps": 1, "keep_full_state": True, "keep_last_n": 4}
+    more = {**given, **adapter, "full_state_every_steps": 1, "keep_full_state": True, "keep_last_n": 4}
     whole = forge.sft(**more, ckpt_output_dir=tmp_path / "whole").output_dir
     again = {**more, "resume": str(whole / "full_state" / "step_1")}
     resumed = forge.sft(**again, ckpt_output_dir=tmp_path / "resumed").output_dir
@@ -208,16 +209,22 @@ WAYS = {
     "zero2": {"strategy": "zero2"},
     "cp_size": {"strategy": "fsdp2", "cp_size": 2},
     "checkpointing": {"strategy": "fsdp2", "activation_checkpointing": "full", "gather_dtype": "float32"},
+    "lora fsdp2": {"strategy": "fsdp2", **LORA},
+    "lora ddp": {"strategy": "ddp", **LORA},
+    "lora zero2": {"strategy": "zero2", **LORA},
+    "rslora fsdp2": {"strategy": "fsdp2", **MERGED["rslora"], "init_lora_weights": "default"},
+    "dora ddp": {"strategy": "ddp", **MERGED["dora"]},
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ci_keeps(["fsdp2"], list(WAYS)))
+@pytest.mark.parametrize("way", ci_keeps(["fsdp2", "lora fsdp2"], list(WAYS)))
 def test_two_ranks_train_what_one_process_does(way: str, given: dict[str, Any], tmp_path: Path) -> None:
     """Losses, held-out loss before and after, and the exported model."""
-    if way.startswith("zero"):
+    if WAYS[way]["strategy"].startswith("zero"):
         pytest.importorskip("deepspeed")
-    alone = forge.sft(**given, ckpt_output_dir=tmp_path / "alone")
+    own = {name: value for name, value in WAYS[way].items() if name not in ("strategy", "cp_size", "gather_dtype")}
+    alone = forge.sft(**given | own, ckpt_output_dir=tmp_path / "alone")
     found = run_on_ranks(sft, 2, {**given, **WAYS[way], "ckpt_output_dir": str(tmp_path / "two")}, joined=False)
     for name in ("loss", "eval_loss"):
         figures = [[line[name] for line in metrics(tmp_path / run) if name in line] for run in ("two", "alone")]

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from forge_algos._errors import OptimizerError
 from forge_algos._modules import causal_model
-from forge_algos.optimizers._divided import local
+from forge_algos.optimizers._divided import rows_here
 
 
 class Rounded(NamedTuple):
@@ -73,6 +73,8 @@ class MergedLayer:
                 why = "its adapter adds a bias of its own"
             elif not isinstance(self._variant, DoraLinearVariant | None):
                 why = f"PEFT computes it as a {type(self._variant).__name__}"
+            elif _columns_divided(layer.base_layer.weight):
+                why = "ranks divide the columns of its weight: leave tp_size out"
             elif self._variant is not None and isinstance(layer.base_layer.weight, DTensor):
                 why = "ranks divide its weight, which the gradient of DoRA's magnitude reads whole: use strategy=ddp, or lora"
         if why is not None:
@@ -84,7 +86,7 @@ class MergedLayer:
     def merged(self, base: torch.Tensor) -> torch.Tensor:
         """Return the weight that PEFT's merge writes, of the rows of the base that this process holds.
 
-        Collective where ranks divide A: every rank needs all of it.
+        Collective where ranks divide A and B: every rank needs all of them.
 
         Args:
             base: [outputs here, inputs], of any dtype.
@@ -92,10 +94,10 @@ class MergedLayer:
         Returns:
             float32[outputs here, inputs].
         """
-        a = self.layer.lora_A[self._adapter].weight.detach()
-        a = a.full_tensor() if isinstance(a, DTensor) else a
+        first, count = rows_here(self.base.weight, "qat")
+        a, b = (_whole(factors[self._adapter].weight) for factors in (self.layer.lora_A, self.layer.lora_B))
         # In the order of PEFT's own sums, so that the bits are those of its merge.
-        added = local(self.layer.lora_B[self._adapter].weight).float() @ a.float() * self.layer.scaling[self._adapter]
+        added = b[first : first + count] @ a * self.layer.scaling[self._adapter]
         if self._variant is None:
             return base.float() + added
         magnitude = self.layer.lora_magnitude_vector[self._adapter]
@@ -115,3 +117,13 @@ class MergedLayer:
             magnitude = self.layer.lora_magnitude_vector[self._adapter].weight
             added = magnitude / self._lengths * (nn.functional.linear(x, base.to(x.dtype)) + added)
         return result + (added - added.detach()).to(result.dtype)
+
+
+def _whole(weight: torch.Tensor) -> torch.Tensor:
+    """Return all of an adapter's matrix, float32."""
+    held = weight.detach()
+    return (held.full_tensor() if isinstance(held, DTensor) else held).float()
+
+
+def _columns_divided(weight: torch.Tensor) -> bool:
+    return isinstance(weight, DTensor) and any(getattr(placement, "dim", 0) not in (0, -2) for placement in weight.placements)
