@@ -236,35 +236,50 @@ def test_two_ranks_train_what_one_process_does(way: str, given: dict[str, Any], 
 
 @pytest.mark.slow
 @pytest.mark.lane
+@pytest.mark.parametrize("more", [{}, LORA], ids=str)
 def test_compiled_blocks_read_the_rounded_weights(
-    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    more: dict[str, Any], given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Graphs have the losses of the layers that they are made of."""
     monkeypatch.setattr(_choices, "INDUCTOR", "aot_eager")
     for how in ("off", "blocks"):
-        forge.sft(**given, compile=how, ckpt_output_dir=tmp_path / how)
+        forge.sft(**given, **more, compile=how, ckpt_output_dir=tmp_path / how)
     assert "one graph for all of its kind" in (tmp_path / "blocks" / "log.txt").read_text()
     for name in ("loss", "eval_loss"):
         found = [[line[name] for line in metrics(tmp_path / how) if name in line] for how in ("off", "blocks")]
         assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
+OF_LORA = [("dpo", LORA), ("dpo", LORA | {"reference": "live"}), ("kto", LORA), ("pretrain", LORA)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ci_keeps(["dpo"], ["pretrain", "distill", "dpo", "orpo", "simpo", "kto"]))
-def test_other_verbs(verb: str, model_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("verb", "more"),
+    ci_keeps(
+        [("dpo", LORA)],
+        [*((verb, {}) for verb in ("pretrain", "distill", "dpo", "orpo", "simpo", "kto")), *OF_LORA],
+    ),
+    ids=str,
+)
+def test_other_verbs(verb: str, more: dict[str, Any], model_dir: Path, tmp_path: Path) -> None:
     """The reference of dpo and the teacher of distill compute unrounded; the model's figures are of rounded weights."""
-    given = settings_of(verb, model_dir, tmp_path)
+    given = settings_of(verb, model_dir, tmp_path) | more
     given["max_steps"] = 2
     runs = [getattr(forge, verb)(**given, qat=kind, ckpt_output_dir=tmp_path / str(kind)) for kind in (None, "q4_0")]
     losses = [[line["loss"] for line in metrics(run.output_dir) if "loss" in line] for run in runs]
     assert losses[0] != losses[1]
     assert losses[0][0] == pytest.approx(losses[1][0], rel=0.2)
     assert runs[0].eval_before["eval_loss"] != runs[1].eval_before["eval_loss"]
-    forge.export(runs[1].output_dir, format="gguf")
+    forge.export(runs[1].output_dir, format="gguf", merge=bool(more))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", ci_keeps([{}], [{}, {"dtype": "bfloat16"}, {"activation_checkpointing": "full"}]), ids=str)
+@pytest.mark.parametrize(
+    "more",
+    ci_keeps([{}], [{}, {"dtype": "bfloat16"}, {"activation_checkpointing": "full"}, LORA, LORA | {"dtype": "bfloat16"}]),
+    ids=str,
+)
 def test_its_memory_is_planned(
     more: dict[str, Any], given: dict[str, Any], larger_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
