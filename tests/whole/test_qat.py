@@ -17,6 +17,7 @@ import forge
 import forge_algos
 from forge.cli._app import main
 from forge.run import _memory
+from forge.talking._model import AnsweringModel, Sampling
 from forge_accel.fused import _choices
 
 from ..lanes import ci_keeps
@@ -147,6 +148,32 @@ def test_the_file_of_a_merged_adapter_holds_what_was_computed_with(
     assert held_out_loss(model, result.output_dir) == pytest.approx(result.eval_after["eval_loss"], rel=1e-5)
     assert result.eval_before["eval_loss"] != result.eval_after["eval_loss"]
     assert "the adapter is merged into them before, moves unrounded" in (result.output_dir / "log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_what_is_asked_and_scored_is_the_model_of_the_file(
+    given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], unchecked_exports: None
+) -> None:
+    """`forge generate` and `forge forgetting` of an adapter's run, and a line says so; an export elsewhere is not rounded."""
+    result = forge.sft(**given | LORA | {"max_steps": 2}, ckpt_output_dir=tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["qat"] == "q4_0"
+    assert "weights rounded to q4_0 wherever the model computed" in (tmp_path / "run" / "report.html").read_text()
+    path = forge.export(result.output_dir, format="gguf", merge=True)
+    capsys.readouterr()
+    asked = AnsweringModel(result.output_dir)
+    read = file_of(path)
+    assert all(torch.equal(tensor, read[name]) for name, tensor in asked._model.state_dict().items() if name in read)
+    assert "weights rounded to q4_0, as `forge export --format gguf` writes them" in asked.about
+    assert forge.generate(result.output_dir, "what colour has the plum?", max_new_tokens=8) == asked.answer(
+        [{"role": "user", "content": "what colour has the plum?"}], Sampling(max_new_tokens=8)
+    )
+    assert "weights rounded to q4_0" in capsys.readouterr().err
+    figures = forge.forgetting(result.output_dir, data=given["eval_data_path"])
+    assert figures.total.after == pytest.approx(result.eval_after["eval_loss"], rel=1e-5)
+    assert figures.total.before == pytest.approx(result.eval_before["eval_loss"], rel=1e-5)
+    plain = AnsweringModel(forge.export(result.output_dir, merge=True))
+    assert "rounded" not in plain.about
+    assert not torch.equal(plain._model.lm_head.weight, asked._model.lm_head.weight)
 
 
 def test_a_model_in_bfloat16_is_exported_in_every_digit(given: dict[str, Any], tmp_path: Path, unchecked_exports: None) -> None:

@@ -182,6 +182,13 @@ class QuantizedWeights:
                 self._kept = []
                 torch.clear_autocast_cache()
 
+    def round(self) -> None:
+        """Round them for good, of a model without an adapter beside a weight."""
+        for weight, kind in self._weights:
+            if weight.layer is not None:
+                raise OptimizerError("an adapter is merged before its weights are rounded for good: merge_and_unload")
+            _round_(local(weight.parameter), kind)
+
     @contextmanager
     def _taken_back(self) -> Iterator[None]:
         """Put the unrounded weights in place inside a block that is inside of `in_place`."""
