@@ -17,6 +17,7 @@ import forge
 import forge_algos
 from forge.cli._app import main
 from forge.run import _memory
+from forge.talking._model import AnsweringModel, Sampling
 from forge_accel.fused import _choices
 
 from ..lanes import ci_keeps
@@ -53,6 +54,21 @@ def held_out_loss(model: Any, run: Path) -> float:
     return total / count
 
 
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
+    """The weights that the last forward read, by their names in the model."""
+    plain, found = forge_algos.QuantizedWeights.in_place, dict[str, torch.Tensor]()
+
+    @contextmanager
+    def watched(self: Any) -> Any:
+        with plain(self):
+            found.update({name: tensor.clone() for name, tensor in self._model.state_dict().items()})
+            yield
+
+    monkeypatch.setattr(forge_algos.QuantizedWeights, "in_place", watched)
+    return found
+
+
 OTHERS: list[tuple[str, dict[str, Any]]] = [
     *((kind, {}) for kind in ("q8_0", "q5_0", "q5_1", "q4_1")),
     ("q4_0", {"unfrozen_parameters": ("last:1",)}),
@@ -63,18 +79,9 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "more"), ci_keeps([("q4_0", {})], [("q4_0", {}), *OTHERS]), ids=str)
 def test_the_file_holds_what_was_computed_with(
-    kind: str, more: dict[str, Any], given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, more: dict[str, Any], given: dict[str, Any], seen: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     """Each tensor of the exported file is, to the bit, the weight that the last forward read; its loss is the printed one."""
-    plain, seen = forge_algos.QuantizedWeights.in_place, dict[str, torch.Tensor]()
-
-    @contextmanager
-    def watched(self: Any) -> Any:
-        with plain(self):
-            seen.update({name: tensor.clone() for name, tensor in self._model.state_dict().items()})
-            yield
-
-    monkeypatch.setattr(forge_algos.QuantizedWeights, "in_place", watched)
     asked = {"eval_prompts": ("what colour has the plum?",), "eval_max_new_tokens": 8}
     result = forge.sft(**given | asked | more | {"qat": kind}, ckpt_output_dir=tmp_path / "run")
     path = forge.export(result.output_dir, format="gguf")  # of the type that it was trained for
@@ -106,6 +113,69 @@ def test_the_file_holds_what_was_computed_with(
     assert "These are the unrounded ones" in (forge.export(result.output_dir) / "README.md").read_text()
 
 
+LORA = {"adapter": "lora", "lora_r": 4}
+MERGED = {
+    "lora": LORA,
+    "rslora": {"adapter": "rslora", "modules_to_save": ("lm_head",), "init_lora_weights": "eva"},
+    "dora": {"adapter": "dora", "lora_r": 4},
+    "lora_fa": {**LORA, "lora_fa": True, "qat": "q8_0", "target_modules": ("q_proj", "down_proj")},
+    "new_tokens": {**LORA, "add_tokens": ("<plum>", "<pear>")},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ci_keeps(["lora"], list(MERGED)))
+def test_the_file_of_a_merged_adapter_holds_what_was_computed_with(
+    how: str, given: dict[str, Any], seen: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    """As of whole weights; the base stays as it is, and its adapter is what is exported beside."""
+    result = forge.sft(**given | MERGED[how], ckpt_output_dir=tmp_path / "run")
+    path = forge.export(result.output_dir, format="gguf", merge=True)
+    read = file_of(path)
+    held = {name.removeprefix("base_model.model."): tensor for name, tensor in seen.items()}
+    places = [
+        (name.replace(".weight", f"{beside}.weight"), name)
+        for name in read
+        for beside in (".modules_to_save.default", ".base_layer", ".token_adapter.base_layer", "")
+    ]
+    compared = {name: held[place] for place, name in reversed(places) if place in held}
+    assert compared.keys() == read.keys()
+    for name, rows in held.items():
+        if ".trainable_tokens_delta." in name:
+            compared[f"{name.partition('.token_adapter')[0]}.weight"][-len(rows) :] = rows
+    assert all(torch.equal(tensor, compared[name]) for name, tensor in read.items())
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=str(path), dtype=torch.float32)
+    assert held_out_loss(model, result.output_dir) == pytest.approx(result.eval_after["eval_loss"], rel=1e-5)
+    assert result.eval_before["eval_loss"] != result.eval_after["eval_loss"]
+    assert "the adapter is merged into them before, moves unrounded" in (result.output_dir / "log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_what_is_asked_and_scored_is_the_model_of_the_file(
+    given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], unchecked_exports: None
+) -> None:
+    """`forge generate` and `forge forgetting` of an adapter's run, and a line says so; an export elsewhere is not rounded."""
+    result = forge.sft(**given | LORA | {"max_steps": 2}, ckpt_output_dir=tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["qat"] == "q4_0"
+    assert "weights rounded to q4_0 wherever the model computed" in (tmp_path / "run" / "report.html").read_text()
+    path = forge.export(result.output_dir, format="gguf", merge=True)
+    capsys.readouterr()
+    asked = AnsweringModel(result.output_dir)
+    read = file_of(path)
+    assert all(torch.equal(t, read[name].to(t.dtype)) for name, t in asked._model.state_dict().items() if name in read)
+    assert "weights rounded to q4_0, as `forge export --format gguf` writes them" in asked.about
+    assert forge.generate(result.output_dir, "what colour has the plum?", max_new_tokens=8) == asked.answer(
+        [{"role": "user", "content": "what colour has the plum?"}], Sampling(max_new_tokens=8)
+    )
+    assert "weights rounded to q4_0" in capsys.readouterr().err
+    figures = forge.forgetting(result.output_dir, data=given["eval_data_path"])
+    assert figures.total.after == pytest.approx(result.eval_after["eval_loss"], rel=1e-5)
+    assert figures.total.before == pytest.approx(result.eval_before["eval_loss"], rel=1e-5)
+    plain = AnsweringModel(forge.export(result.output_dir, merge=True))
+    assert "rounded" not in plain.about
+    assert not torch.equal(plain._model.lm_head.weight, asked._model.lm_head.weight)
+
+
 def test_a_model_in_bfloat16_is_exported_in_every_digit(given: dict[str, Any], tmp_path: Path, unchecked_exports: None) -> None:
     """Its weights train in float32, and what is rounded to the file's type is not rounded to bfloat16 before."""
     half = tmp_path / "half"
@@ -116,9 +186,10 @@ def test_a_model_in_bfloat16_is_exported_in_every_digit(given: dict[str, Any], t
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_to_the_bit(given: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("adapter", ci_keeps([{}], [{}, LORA, MERGED["dora"]]), ids=str)
+def test_a_run_is_resumed_to_the_bit(adapter: dict[str, Any], given: dict[str, Any], tmp_path: Path) -> None:
     """From a full state, which holds the unrounded weights; with another qat, or none, it is refused by name."""
-    more = {**given, "full_state_every_steps": 1, "keep_full_state": True, "keep_last_n": 4}
+    more = {**given, **adapter, "full_state_every_steps": 1, "keep_full_state": True, "keep_last_n": 4}
     whole = forge.sft(**more, ckpt_output_dir=tmp_path / "whole").output_dir
     again = {**more, "resume": str(whole / "full_state" / "step_1")}
     resumed = forge.sft(**again, ckpt_output_dir=tmp_path / "resumed").output_dir
@@ -165,16 +236,22 @@ WAYS = {
     "zero2": {"strategy": "zero2"},
     "cp_size": {"strategy": "fsdp2", "cp_size": 2},
     "checkpointing": {"strategy": "fsdp2", "activation_checkpointing": "full", "gather_dtype": "float32"},
+    "lora fsdp2": {"strategy": "fsdp2", **LORA},
+    "lora ddp": {"strategy": "ddp", **LORA},
+    "lora zero2": {"strategy": "zero2", **LORA},
+    "rslora fsdp2": {"strategy": "fsdp2", **MERGED["rslora"], "init_lora_weights": "default"},
+    "dora ddp": {"strategy": "ddp", **MERGED["dora"]},
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ci_keeps(["fsdp2"], list(WAYS)))
+@pytest.mark.parametrize("way", ci_keeps(["fsdp2", "lora fsdp2"], list(WAYS)))
 def test_two_ranks_train_what_one_process_does(way: str, given: dict[str, Any], tmp_path: Path) -> None:
     """Losses, held-out loss before and after, and the exported model."""
-    if way.startswith("zero"):
+    if WAYS[way]["strategy"].startswith("zero"):
         pytest.importorskip("deepspeed")
-    alone = forge.sft(**given, ckpt_output_dir=tmp_path / "alone")
+    own = {name: value for name, value in WAYS[way].items() if name not in ("strategy", "cp_size", "gather_dtype")}
+    alone = forge.sft(**given | own, ckpt_output_dir=tmp_path / "alone")
     found = run_on_ranks(sft, 2, {**given, **WAYS[way], "ckpt_output_dir": str(tmp_path / "two")}, joined=False)
     for name in ("loss", "eval_loss"):
         figures = [[line[name] for line in metrics(tmp_path / run) if name in line] for run in ("two", "alone")]
@@ -186,35 +263,50 @@ def test_two_ranks_train_what_one_process_does(way: str, given: dict[str, Any], 
 
 @pytest.mark.slow
 @pytest.mark.lane
+@pytest.mark.parametrize("more", [{}, LORA], ids=str)
 def test_compiled_blocks_read_the_rounded_weights(
-    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    more: dict[str, Any], given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Graphs have the losses of the layers that they are made of."""
     monkeypatch.setattr(_choices, "INDUCTOR", "aot_eager")
     for how in ("off", "blocks"):
-        forge.sft(**given, compile=how, ckpt_output_dir=tmp_path / how)
+        forge.sft(**given, **more, compile=how, ckpt_output_dir=tmp_path / how)
     assert "one graph for all of its kind" in (tmp_path / "blocks" / "log.txt").read_text()
     for name in ("loss", "eval_loss"):
         found = [[line[name] for line in metrics(tmp_path / how) if name in line] for how in ("off", "blocks")]
         assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
+OF_LORA = [("dpo", LORA), ("dpo", LORA | {"reference": "live"}), ("kto", LORA), ("pretrain", LORA)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ci_keeps(["dpo"], ["pretrain", "distill", "dpo", "orpo", "simpo", "kto"]))
-def test_other_verbs(verb: str, model_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("verb", "more"),
+    ci_keeps(
+        [("dpo", LORA)],
+        [*((verb, {}) for verb in ("pretrain", "distill", "dpo", "orpo", "simpo", "kto")), *OF_LORA],
+    ),
+    ids=str,
+)
+def test_other_verbs(verb: str, more: dict[str, Any], model_dir: Path, tmp_path: Path) -> None:
     """The reference of dpo and the teacher of distill compute unrounded; the model's figures are of rounded weights."""
-    given = settings_of(verb, model_dir, tmp_path)
+    given = settings_of(verb, model_dir, tmp_path) | more
     given["max_steps"] = 2
     runs = [getattr(forge, verb)(**given, qat=kind, ckpt_output_dir=tmp_path / str(kind)) for kind in (None, "q4_0")]
     losses = [[line["loss"] for line in metrics(run.output_dir) if "loss" in line] for run in runs]
     assert losses[0] != losses[1]
     assert losses[0][0] == pytest.approx(losses[1][0], rel=0.2)
     assert runs[0].eval_before["eval_loss"] != runs[1].eval_before["eval_loss"]
-    forge.export(runs[1].output_dir, format="gguf")
+    forge.export(runs[1].output_dir, format="gguf", merge=bool(more))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", ci_keeps([{}], [{}, {"dtype": "bfloat16"}, {"activation_checkpointing": "full"}]), ids=str)
+@pytest.mark.parametrize(
+    "more",
+    ci_keeps([{}], [{}, {"dtype": "bfloat16"}, {"activation_checkpointing": "full"}, LORA, LORA | {"dtype": "bfloat16"}]),
+    ids=str,
+)
 def test_its_memory_is_planned(
     more: dict[str, Any], given: dict[str, Any], larger_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,8 +329,10 @@ def test_its_memory_is_planned(
 @pytest.mark.parametrize(
     ("verb", "change", "message"),
     [
-        ("sft", {"adapter": "lora"}, "qat=q4_0 with adapter=lora: it rounds the weights that train.*or set adapter=none"),
-        ("sft", {"adapter": "qlora"}, "qat=q4_0 with adapter=qlora"),
+        ("sft", {"adapter": "qlora"}, "qat=q4_0 with adapter=qlora, whose base is held in codes.*or set adapter=lora"),
+        ("sft", {"adapter": "loha"}, "qat=q4_0 with adapter=loha: what a file of q4_0 rounds is the sum.*or set adapter=lora"),
+        ("sft", LORA | {"lora_dropout": 0.1}, "qat=q4_0 with lora_dropout=0.1: steps compute with the merged weight"),
+        ("sft", LORA | {"init_lora_weights": "pissa"}, "qat=q4_0 with init_lora_weights=pissa, whose exports add up otherwise"),
         ("osft", {}, "qat=q4_0 with adapter=osft.*Leave `qat` out.$"),
         ("sft", {"weights": "bfloat16"}, "qat=q4_0 with weights=bfloat16"),
         ("sft", {"save_dtype": "bfloat16"}, "qat=q4_0 with save_dtype=bfloat16"),

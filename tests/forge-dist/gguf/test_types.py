@@ -1,5 +1,6 @@
 """Types of a GGUF file's tensors."""
 
+import copy
 import warnings
 
 import numpy as np
@@ -89,9 +90,15 @@ def test_which_weights_of_a_model_are_rounded(tied, tmp_path):
     assert found["model.layers.0.self_attn.q_proj.weight"] == ("q4_0", -1)
     assert {model.get_parameter(name).ndim for name in found} == {2}
     written = {name: gguf_type(name, tensor.shape, "q4_0") for name, tensor in tensors_to_write(model, arch, tmp_path).items()}
-    names = {known: name for name, parts in names_in_file(model, arch, tmp_path).items() for known in parts}
+    names = {
+        known: name for name, parts in names_in_file(model.state_dict(), config, arch, tmp_path).items() for known in parts
+    }
     assert found == {names[known]: (kind, -1) for known, kind in written.items() if kind != "float32"}
     assert rounded_weights(model, "float32") == {}
+    peft = pytest.importorskip("peft")
+    for beside in ({"trainable_token_indices": [3, 4]}, {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": tied}):
+        adapter = peft.LoraConfig(target_modules=["q_proj", "down_proj"], use_dora=True, **beside)
+        assert rounded_weights(peft.get_peft_model(copy.deepcopy(model), adapter), "q4_0") == found, "once it is merged"
 
 
 SHORT = {"gpt_oss", "gemma2", "qwen2_moe"}

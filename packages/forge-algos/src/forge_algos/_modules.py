@@ -17,6 +17,9 @@ from torch import nn
 WITHOUT_DECODER = "_without_decoder"
 """Attribute of a causal model whose own forward calls its decoder with other rows than it is given."""
 
+UNROUNDED = "_unrounded"
+"""Attribute of a model whose weights lie rounded in their place: makes a context in which the unrounded ones do."""
+
 
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the module inside DistributedDataParallel, DeepSpeed's engine and similar wrappers.

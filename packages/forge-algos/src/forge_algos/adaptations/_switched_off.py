@@ -1,13 +1,13 @@
 """The model under its adaptation while a block runs: a reference without a second model."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
 
 from forge_algos._errors import AdapterError
-from forge_algos._modules import trained_biases, unwrap, virtual_tokens
+from forge_algos._modules import UNROUNDED, trained_biases, unwrap, virtual_tokens
 from forge_algos.adaptations.osft._delta import MARK, Delta
 
 
@@ -39,13 +39,16 @@ def check_switchable(model: nn.Module) -> None:
 def switched_off(model: nn.Module) -> Iterator[None]:
     """Run `model`, bare or wrapped, as the base under its PEFT adapter or its OSFT in the block.
 
+    Where its weights are rounded meanwhile (`QuantizedWeights`), the base is the unrounded one.
+
     Raises:
         AdapterError: it carries neither, or an OSFT that moves the base's own weights.
     """
     check_switchable(model)
     inner: Any = unwrap(model)
     if hasattr(inner, "peft_config"):
-        with _prompts_off(inner) if virtual_tokens(inner) else inner.disable_adapter():
+        unrounded = vars(inner).get(UNROUNDED, nullcontext)
+        with unrounded(), _prompts_off(inner) if virtual_tokens(inner) else inner.disable_adapter():
             yield
         return
     deltas = [module for module in inner.modules() if isinstance(module, Delta)]

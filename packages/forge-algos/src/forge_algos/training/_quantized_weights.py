@@ -6,7 +6,8 @@ them, a layer, a fused head or a recomputation, reads what a file of that type h
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -14,8 +15,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from forge_algos._errors import OptimizerError
-from forge_algos._modules import free_gathered, unwrap
+from forge_algos._modules import UNROUNDED, free_gathered, override_forward, unwrap
 from forge_algos.optimizers._divided import local
+from forge_algos.training._merged_layers import Rounded, rounded_parameters
 
 BLOCK = 32
 """Numbers of a row that share one scale."""
@@ -127,47 +129,90 @@ class QuantizedWeights:
     """
 
     def __init__(self, model: nn.Module, kinds: Mapping[str, tuple[str, int]]) -> None:
-        """Take a model as the optimizer has it, wrapped and divided or not.
+        """Take a model as the optimizer has it, wrapped and divided or not; with LoRA beside its weights, or DoRA, or none.
 
         Args:
             model: its weights may be divided, but not inside of a block.
-            kinds: name of each weight that is rounded → its type, as of `fake_quantize`, and the dimension along which its
-                blocks lie, from the end: -1, or -2 of a matrix that is stored transposed. It may be trained or frozen.
+            kinds: name of each weight that is rounded, as it is once an adapter is merged → its type, as of `fake_quantize`, and
+                the dimension along which its blocks lie, from the end: -1, or -2 of a matrix that is stored transposed. It may
+                be trained or frozen.
 
         Raises:
-            OptimizerError: a weight is not there, or ranks divide it inside of its blocks.
+            OptimizerError: a weight is not there, ranks divide it inside of its blocks, or its adapter is of another form.
         """
-        self._model, self._weights = model, list[tuple[nn.Parameter, str, int]]()
-        named = dict(unwrap(model).named_parameters())
+        self._model, self._weights = model, list[tuple[Rounded, str, int]]()
+        self._kept: list[torch.Tensor] = []
         for name, (kind, dim) in kinds.items():
-            if name not in named:
+            found = rounded_parameters(model, name)
+            if not found:
                 raise OptimizerError(f"the model has no weight {name}, which was to be rounded to {kind}")
-            if kind != "float16" and _cut(named[name], dim):
+            if kind != "float16" and any(_cut(each.parameter, dim) for each in found):
                 raise OptimizerError(
                     f"{kind} rounds blocks of {BLOCK} numbers of a row, and ranks divide {name} inside of them: train with "
                     "strategy=fsdp2, ddp, zero1 or zero2, without tp_size"
                 )
-            self._weights.append((named[name], kind, dim))
+            self._weights += [(each, kind, dim) for each in found]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Put the rounded weights in place inside the block.
 
         Afterwards the unrounded ones are back to the bit. Meanwhile a copy of what this process holds of them lies beside.
+        Where an adapter is switched off meanwhile, its base computes unrounded.
         """
         free_gathered(self._model)
-        kept = [local(weight).clone() for weight, *_ in self._weights]
+        self._kept = [local(weight.parameter).clone() for weight, *_ in self._weights]
+        inner = unwrap(self._model)
+        with ExitStack() as stack:
+            try:
+                for (weight, kind, dim), before in zip(self._weights, self._kept, strict=True):
+                    if weight.layer is not None:
+                        stack.enter_context(override_forward(weight.layer.layer, partial(weight.layer.forward, before)))
+                        local(weight.parameter).copy_(_rounded(weight.layer.merged(before), kind, dim))
+                    else:
+                        _rounded(local(weight.parameter), kind, dim)
+                # An autocast that is open would go on with its casts of the former weights.
+                torch.clear_autocast_cache()
+                vars(inner)[UNROUNDED] = self._taken_back
+                yield
+            finally:
+                vars(inner).pop(UNROUNDED, None)
+                free_gathered(self._model)
+                for (weight, *_), before in zip(self._weights, self._kept, strict=True):
+                    local(weight.parameter).copy_(before)
+                self._kept = []
+                torch.clear_autocast_cache()
+
+    def round(self) -> None:
+        """Round them for good, of a model without an adapter beside a weight."""
+        for weight, kind, dim in self._weights:
+            if weight.layer is not None:
+                raise OptimizerError("an adapter is merged before its weights are rounded for good: merge_and_unload")
+            _rounded(local(weight.parameter), kind, dim)
+
+    @contextmanager
+    def _taken_back(self) -> Iterator[None]:
+        """Put the unrounded weights in place inside a block that is inside of `in_place`."""
+        self._swap()
         try:
-            for weight, kind, dim in self._weights:
-                _round_(local(weight).transpose(dim, -1), kind)
-            # An autocast that is open would go on with its casts of the former weights.
-            torch.clear_autocast_cache()
             yield
         finally:
-            free_gathered(self._model)
-            for (weight, *_), before in zip(self._weights, kept, strict=True):
-                local(weight).copy_(before)
-            torch.clear_autocast_cache()
+            self._swap()
+
+    def _swap(self) -> None:
+        free_gathered(self._model)
+        for (weight, *_), beside in zip(self._weights, self._kept, strict=True):
+            here = local(weight.parameter)
+            was = here.clone()
+            here.copy_(beside)
+            beside.copy_(was)
+        torch.clear_autocast_cache()
+
+
+def _rounded(weight: torch.Tensor, kind: str, dim: int) -> torch.Tensor:
+    """Round a weight in its place, and return it."""
+    _round_(weight.transpose(dim, -1), kind)
+    return weight
 
 
 @torch.no_grad()

@@ -26,8 +26,10 @@ from forge_dist.gguf._types import (
 from forge_dist.loading._outline import outline_model
 from forge_dist.loading._request import LoadRequest
 from forge_dist.loading._task import Task
+from forge_dist.loading._unwrap import base_of, merged_shapes
 
 if TYPE_CHECKING:
+    from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _FURTHER_ENDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
@@ -83,20 +85,21 @@ def refuse_gguf(
     _refuse_blocks(model, gguf_tensors(model, arch, file), dtype, file)
 
 
-def rounded_weights(model: "PreTrainedModel", dtype: GGUFType) -> dict[str, tuple[GGUFType, int]]:
+def rounded_weights(model: "PreTrainedModel | PeftModel", dtype: GGUFType) -> dict[str, tuple[GGUFType, int]]:
     """Return the weights that a file of matrices in `dtype` rounds: type there, and dimension of its blocks.
 
-    By the model's own names; of a head that is tied to the embedding the embedding's. The rows of a weight may stand in another
-    order in the file, and each is rounded by itself. They lie along dimension -1, or -2 where the file has a matrix transposed
-    (the experts of gpt-oss). Ranks may divide the model; no number of it is read.
+    By the model's own names, those of the merged model where it has an adapter; of a head that is tied to the embedding the
+    embedding's. The rows of a weight may stand in another order in the file, and each is rounded by itself. They lie along
+    dimension -1, or -2 where the file has a matrix transposed (the experts of gpt-oss). Ranks may divide the model; no number
+    of it is read.
 
     Raises:
         ModelError: as `export_gguf`.
     """
     require_gguf()
-    where, found = Path(f"{dtype}.gguf"), {}
-    state = {name: torch.empty(tensor.shape, device="meta") for name, tensor in model.state_dict().items()}
-    for name, parts in names_in_file(model, gguf_architecture(model, where), where).items():
+    where, found, base = Path(f"{dtype}.gguf"), {}, base_of(model)
+    state = {name: torch.empty(shape, device="meta") for name, shape in merged_shapes(model).items()}
+    for name, parts in names_in_file(state, base.config, gguf_architecture(base, where), where).items():
         kinds = set()
         for known, view in parts.items():
             part = view(state[name])

@@ -5,7 +5,7 @@ which the two halves of a rotated pair are neighbours.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -115,13 +115,13 @@ def gguf_tensors(model: "PreTrainedModel", arch: Architecture, where: Path) -> d
     state = model.state_dict()
     return {
         known: _file_tensor(name, known, view(state[name]), model.config, arch)
-        for name, parts in names_in_file(model, arch, where).items()
+        for name, parts in names_in_file(state, model.config, arch, where).items()
         for known, view in parts.items()
     }
 
 
-def names_in_file(model: "PreTrainedModel", arch: Architecture, where: Path) -> dict[str, Mapping[str, View]]:
-    """Return the model's name of each tensor → GGUF's, each with the part that it holds.
+def names_in_file(names: Iterable[str], config: Any, arch: Architecture, where: Path) -> dict[str, Mapping[str, View]]:
+    """Return a model's name of each tensor → GGUF's, each with the part that it holds.
 
     Raises:
         ModelError: as `gguf_tensors`.
@@ -129,10 +129,10 @@ def names_in_file(model: "PreTrainedModel", arch: Architecture, where: Path) -> 
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     kind = next(key for key, name in MODEL_ARCH_NAMES.items() if name == arch.name)
-    table = get_tensor_name_map(kind, model.config.num_hidden_layers)
+    table = get_tensor_name_map(kind, config.num_hidden_layers)
     found: dict[str, Mapping[str, View]] = {}
-    for name in model.state_dict():
-        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+    for name in names:
+        if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         layer = _LAYER.fullmatch(name)
         if layer and layer[2] in arch.parts:

@@ -1,5 +1,6 @@
 """Find the model inside its wrappers: DDP, DeepSpeed's engine, PEFT."""
 
+import re
 import sys
 from typing import TYPE_CHECKING, TypeGuard, cast
 
@@ -29,6 +30,22 @@ def unwrapped(model: torch.nn.Module) -> "PreTrainedModel | PeftModel":
 def base_of(model: "PreTrainedModel | PeftModel") -> "PreTrainedModel":
     """Return the transformers model of a PeftModel, adapter layers inside it included."""
     return cast("PreTrainedModel", model.get_base_model() if is_peft(model) else model)
+
+
+def merged_shapes(model: "PreTrainedModel | PeftModel") -> dict[str, torch.Size]:
+    """Return the shape of each tensor that a model's state has once its adapter is merged into it, by its name there.
+
+    Modules that train whole beside the adapter, and rows of tokens, are in the place of what they replace.
+    """
+    shapes = {name: tensor.shape for name, tensor in base_of(model).state_dict().items()}
+    if not is_peft(model):
+        return shapes
+    added = (".lora_", ".original_module.", ".trainable_tokens_")
+    kept = {name: shape for name, shape in shapes.items() if not any(part in name for part in added)}
+    return {_IN_ADAPTER.sub("", name): shape for name, shape in kept.items()}
+
+
+_IN_ADAPTER = re.compile(r"\.(token_adapter|base_layer|modules_to_save\.[^.]+)(?=\.)")
 
 
 def is_partitioned(parameter: torch.Tensor) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import forge_dist
 from forge.memory._planned import Planned
-from forge.tasks._parts import loaded_parts
+from forge.tasks._parts import held_dtype, loaded_parts
 
 
 def outline_of(planned: Planned, path: str, *, frozen: bool = False, initial: bool = False) -> Any:
@@ -17,7 +17,7 @@ def outline_of(planned: Planned, path: str, *, frozen: bool = False, initial: bo
     return forge_dist.outline_model(
         forge_dist.LoadRequest(
             model_path=path,
-            dtype=planned.dtype if planned.frozen or frozen else planned.weights,
+            dtype=planned.dtype if frozen else held_dtype(planned.settings, path, planned.dtype),
             attention=planned.attention.name,
             attention_function=planned.attention.function,
             task=planned.task.model_task(planned.settings),

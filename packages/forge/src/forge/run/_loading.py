@@ -14,9 +14,8 @@ import forge_algos
 import forge_dist
 from forge._error_chain import error_chain
 from forge._progress import Reporter
-from forge.run._precision import trained_dtype
 from forge.tasks._media import take_media
-from forge.tasks._parts import loaded_parts
+from forge.tasks._parts import held_dtype, loaded_parts
 from forge.tasks._task import Task
 
 
@@ -254,8 +253,7 @@ def _loaded(asked: _Asked, way: _Way) -> Any:
     s, machine, dtype = asked.s, asked.machine, asked.dtype
     model = asked.strategy.load(
         asked.path,
-        # Trained weights have a dtype of their own, whatever that of the computation; a frozen base needs only the latter.
-        dtype=trained_dtype(s) if s.adapter.adapter in ("none", "osft") else dtype.value,
+        dtype=held_dtype(s, asked.path, dtype.value),
         attention=way.attention.value.name,
         attention_function=way.attention.value.function,
         task=asked.task.model_task(s),

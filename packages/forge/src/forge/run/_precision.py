@@ -79,8 +79,8 @@ def report_weights(report: Reporter, s: Any) -> None:
 def for_qat(s: Any) -> Any:
     """Return settings whose exports keep the digits of the weights that `qat` rounds."""
     kind = s.qat.qat
-    if kind is None or s.checkpoints.save_dtype is not None:
-        return s
+    if kind is None or s.checkpoints.save_dtype is not None or s.adapter.adapter != "none":
+        return s  # an adapter stays in float32
     return s.resolved("save_dtype", "float32", f"forge export then rounds to {kind} the very weights that qat rounds")
 
 
@@ -101,8 +101,8 @@ def rounded_weights(s: Any, model: Any, report: Reporter) -> forge_algos.Quantiz
         return None
     kinds = forge_dist.rounded_weights(model, kind)
     numbers = ", ".join(f"{number} to {each}" for each, number in Counter(each for each, _ in kinds.values()).items())
-    report.note(
-        f"qat: {kind}: {counted(len(kinds), 'weights')} are rounded wherever the model computes ({numbers}); unrounded ones "
-        "move, and are exported"
-    )
+    moved = "unrounded ones move, and are exported"
+    if s.adapter.adapter != "none":
+        moved = "the adapter is merged into them before, moves unrounded, and is exported"
+    report.note(f"qat: {kind}: {counted(len(kinds), 'weights')} are rounded wherever the model computes ({numbers}); {moved}")
     return forge_algos.QuantizedWeights(model, kinds)

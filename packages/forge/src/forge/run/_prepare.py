@@ -219,6 +219,7 @@ def _record(
         return
     about = {STORES: fingerprints(task, root, paths), ORDER: found.plan.order_fingerprint}
     about |= {TURN_END: turn_end} if turn_end is not None else {}
+    about |= {} if found.settings.qat.qat is None else {"qat": found.settings.qat.qat}
     identity.record(root / "run.json", about)
     if found.held_out is not None and "eval" not in paths:
         found.held_out.store.record_as_held_out()

@@ -220,7 +220,8 @@ TOLD = {
             train_dtype osft_upcast_dtype""",
         "a base in 8 bits is adapter=qlora with quant_type=int8, in 4 bits adapter=qlora": """load_in_8bit quantization_bit
             quant_bits quant_method""",
-        "qat rounds to a type of GGUF files, of 4, 5 or 8 bits, where adapter=none": "qat_scheme quantizer",
+        "qat rounds to a type of GGUF files, of 4, 5 or 8 bits; with adapter=none, lora, rslora or dora": """qat_scheme
+            quantizer""",
         "give beta1 and beta2": "adamw_betas betas adam_betas",
         "give clip and clip_high": "eps_clip_low_high",
         "give min_group_reward and max_group_reward": "dynamic_filtering_reward_range",

@@ -39,12 +39,7 @@ def check_qat(s: Any) -> None:
     """Raise SettingsError for settings with which weights cannot be rounded as a GGUF file does."""
     if (kind := s.qat.qat) is None:
         return
-    chosen = f"adapter={s.adapter.adapter}"
-    if s.adapter.adapter != "none":
-        raise SettingsError(
-            f"qat={kind} with {chosen}: it rounds the weights that train, and what a file of {kind} would round is their sum "
-            f"with those of the base, which no step computes with. Leave `qat` out{_or_set(s.adapter, 'none')}."
-        )
+    _check_qat_adapter(kind, s.adapter)
     if s.device.weights != "float32":
         raise SettingsError(
             f"qat={kind} with weights={s.device.weights}, which has not all numbers of a file of {kind}: the model would "
@@ -73,6 +68,31 @@ def check_qat(s: Any) -> None:
     if s.strategy.strategy == "zero3":
         raise SettingsError(
             f"qat={kind} with strategy=zero3, which divides weights inside of the rows that share a scale: use strategy=fsdp2."
+        )
+
+
+def _check_qat_adapter(kind: str, adapter: forge_algos.AdapterSettings) -> None:
+    """Raise SettingsError for an adapter whose steps cannot compute with the weight that its merge writes."""
+    chosen = f"qat={kind} with adapter={adapter.adapter}"
+    if adapter.reads("quant_type"):
+        raise SettingsError(
+            f"{chosen}, whose base is held in codes of few bits, where the weights of a file of {kind} cannot lie. Leave `qat` "
+            "out, or set adapter=lora."
+        )
+    if adapter.adapter not in ("none", "lora", "rslora", "dora"):
+        raise SettingsError(
+            f"{chosen}: what a file of {kind} rounds is the sum of its weights and the base's, and no step computes with that; "
+            f"with lora, rslora and dora each does. Leave `qat` out{_or_set(adapter, 'lora')}."
+        )
+    if adapter.lora_dropout:
+        raise SettingsError(
+            f"qat={kind} with lora_dropout={adapter.lora_dropout:g}: steps compute with the merged weight, which has no inputs "
+            "of an adapter that could be dropped. Leave lora_dropout out."
+        )
+    if adapter.subtracts:
+        raise SettingsError(
+            f"qat={kind} with init_lora_weights={adapter.init_lora_weights}, whose exports add up otherwise than its steps: "
+            "some numbers of the file would be others than the trained ones. Leave init_lora_weights out."
         )
 
 

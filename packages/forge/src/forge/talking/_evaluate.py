@@ -27,6 +27,7 @@ from forge.reports._report import report
 from forge.saving._directories import last_export, run_values
 from forge.settings._elsewhere import NEAR
 from forge.talking._model import find_model
+from forge.talking._rounded import Rounding, load_rounded, rounding_of
 
 BEFORE = "before"
 """Name of the base model's scores; those of an export have its name."""
@@ -86,7 +87,8 @@ def evaluate(
     asked = {"num_fewshot": num_fewshot, "limit": limit, "apply_chat_template": chat_template}
     # A model may take minutes to load: data that cannot be had are found before.
     with _data(list(tasks), manager):
-        found = {name: _score(path, name, model, list(tasks), manager, asked) for name, model in models.items()}
+        rounding = rounding_of(export)
+        found = {name: _score(path, name, model, rounding, list(tasks), manager, asked) for name, model in models.items()}
     try:
         report(path)
     except (ForgeError, OSError) as error:
@@ -216,16 +218,16 @@ def _check_syntax(folder: Path) -> None:
 
 
 def _score(
-    run: Path, name: str, model_path: str, tasks: list[str], manager: Any, asked: Mapping[str, Any]
+    run: Path, name: str, model_path: str, rounding: Rounding, tasks: list[str], manager: Any, asked: Mapping[str, Any]
 ) -> dict[str, dict[str, float]]:
     """Score one model, and write what was found."""
     import lm_eval
     from lm_eval.models.huggingface import HFLM
 
-    print(f"scoring {name}: {model_path}", file=sys.stderr)
+    print(f"scoring {name}: {'; '.join(filter(None, (model_path, rounding.said)))}", file=sys.stderr)
     machine = forge_accel.accelerator()
     device = machine.device.value
-    model: Any = forge_dist.load_trained(model_path, dtype=machine.dtype("auto").value, device=device)
+    model: Any = load_rounded(model_path, rounding, dtype=machine.dtype("auto").value, device=device)
     forge_algos.name_cache_for_peft(model)
     with _quiet_wrapper():
         measured = HFLM(pretrained=model, tokenizer=forge_data.load_tokenizer(model_path), device=str(device))
@@ -237,6 +239,7 @@ def _score(
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "lm_eval": version("lm-eval"),
         **asked,
+        **({} if rounding.kind is None else {"rounded_to": rounding.kind}),
         "results": results,
     }
     (run / "evals").mkdir(exist_ok=True)

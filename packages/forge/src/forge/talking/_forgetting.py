@@ -14,7 +14,6 @@ import attrs
 import forge_accel
 import forge_algos
 import forge_data
-import forge_dist
 import forge_packing
 from forge._errors import RunDirectoryError, SettingsError
 from forge._near import near
@@ -23,6 +22,7 @@ from forge.reports._forgetting import WORST, Row, Source, forgetting_page, row_o
 from forge.reports._page import write_page
 from forge.saving._directories import last_export, run_values
 from forge.talking._model import find_model
+from forge.talking._rounded import load_rounded, rounding_of
 
 _BASE = "base_model"
 """Folder of a run with new tokens: the model as it began."""
@@ -154,10 +154,12 @@ def _measured(export: str, base: str, store: Any, indices: Sequence[int]) -> Any
     machine = forge_accel.accelerator()
     device, dtype = machine.device.value, machine.dtype("auto").value
     report = Reporter(lambda _: None)
-    models = []
+    models, rounding = [], rounding_of(export)
+    if rounding.said:
+        report.note(f"both models: {rounding.said}")
     for path in (export, base):
         with report.taking(f"loading {path}", f"loaded {path}"):
-            model: Any = forge_dist.load_trained(path, dtype=dtype, device=device)
+            model: Any = load_rounded(path, rounding, dtype=dtype, device=device)
         forge_algos.keep_documents_apart(model, device=device)
         models.append(model)
     after, before = models

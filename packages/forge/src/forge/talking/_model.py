@@ -31,6 +31,7 @@ from forge._redact import is_hub_form
 from forge._turn_end import stop_at_turn_end, trained_turn_end
 from forge.saving._directories import last_export, run_values
 from forge.saving._system_prompt import run_system_prompt
+from forge.talking._rounded import load_rounded, rounding_of
 from forge.talking._stops import BeforeStop, end_of, until_stop
 from forge.tasks._system_message import shared_system
 
@@ -176,9 +177,11 @@ class AnsweringModel:
         self._machine = forge_accel.accelerator()
         self._machine.seed(seed)
         dtype = self._machine.dtype("auto").value
+        rounding = rounding_of(directory)
         with Reporter(lambda _: None).taking(f"loading {directory}", f"loaded {directory}"):
-            self._model: Any = forge_dist.load_trained(
+            self._model: Any = load_rounded(
                 directory,
+                rounding,
                 dtype=dtype,
                 device=self._machine.device.value,
                 # What computes on images and audio does so in float32 too, as while training.
@@ -191,8 +194,9 @@ class AnsweringModel:
         self._tokenizer: Any = forge_data.load_tokenizer(directory)
         # An adapter has no generation_config.json of its own.
         stop_at_turn_end(self._model, self._tokenizer, trained_turn_end(directory))
-        self.about: str = f"{directory}: {_template(self._tokenizer.chat_template, model_path)}"
-        """Which chat template and which thinking mode answers are asked with, in words."""
+        asked_with = _template(self._tokenizer.chat_template, model_path)
+        self.about: str = f"{directory}: {'; '.join(filter(None, (asked_with, rounding.said)))}"
+        """Which chat template and which thinking mode answers are asked with, and what weights are rounded to, in words."""
         self._data = Path(directory).expanduser().absolute().parent.parent / "data" / "train"
 
     def system(self, given: str | None) -> str | None:

@@ -16,6 +16,7 @@ from forge._errors import SettingsError
 from forge._printable import printable
 from forge.saving._system_prompt import run_system_prompt
 from forge.talking._model import find_model
+from forge.talking._rounded import trained_for
 from forge.talking._transformers_server import names_of
 
 _LAST_SECONDS = 3.0
@@ -70,6 +71,13 @@ def serve(model_path: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
         f"loads the model, then answers at http://{shown}:{port}/v1/chat/completions, model {name!r}; Ctrl-C ends it",
         file=sys.stderr,
     )
+    if (kind := trained_for(directory)) is not None:
+        print(
+            f"serves the unrounded weights of a run with qat={kind}, whose figures are of rounded ones. To serve those: "
+            f"`forge export {shlex.quote(str(Path(directory).parent.parent))} --output model-gguf --format gguf && "
+            "llama-server -m model-gguf/*.gguf`",
+            file=sys.stderr,
+        )
     if own is not None:
         shown = shlex.quote(printable(own, keep="\n"))
         print(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+import forge_accel
 import forge_algos
 import forge_dist
 from forge._errors import SettingsError
@@ -86,6 +87,22 @@ def loaded_parts(s: Any) -> tuple[str, ...]:
     An adapter's base is frozen as a whole later.
     """
     return s.parts.trained if s.adapter.adapter == "none" else ("language_model",)
+
+
+def held_dtype(s: Any, path: str, computed: Any) -> Any:
+    """Return the torch dtype in which the model that trains is held.
+
+    Trained weights have one of their own, and a frozen base needs only that of the computation; with `qat` all of its digits.
+
+    Args:
+        s: settings of the run.
+        path: of the model, or of the adapter's base.
+        computed: torch dtype of the computation.
+
+    """
+    if s.adapter.adapter in ("none", "osft"):
+        return getattr(forge_accel, s.device.weights)
+    return computed if s.qat.qat is None or forge_dist.base_dtype(path) == computed else forge_accel.float32
 
 
 def adapted_parts(s: Any, model: Any) -> dict[str, Any]:

@@ -146,8 +146,9 @@ def _quantized(draft: Draft, kind: Any) -> Any:
 
 
 _QAT = (
-    "its steps round to torchao's types, for files of torchao; here to a type of GGUF files, and adapter=none: qat=q4_0 has 4 "
-    "bits and a scale for 32 numbers of a row, qat=q8_0 has 8, the embedding is rounded too, and so is the first step"
+    "its steps round to torchao's types, for files of torchao; here to a type of GGUF files, with adapter=none, lora, rslora "
+    "or dora: qat=q4_0 has 4 bits and a scale for 32 numbers of a row, qat=q8_0 has 8, the embedding is rounded too, and so is "
+    "the first step"
 )
 _OF_4_BITS = set(
     """bnb_4bit_quant_type quantization_type bnb_4bit_use_double_quant double_quantization use_bnb_nested_quant
