@@ -122,13 +122,28 @@ def test_one_source_of_held_out_rows():
     [
         (DataSettings, {"a": {"data_format": "mesages"}}, "data_path: data_format of the entry a is .*did you mean 'messages'"),
         (DataSettings, {"a": {"weight": 1}, "b": {}}, "data_path: a has the weight 1, and b has none"),
-        (DataSettings, {"a": {"train_on": "all"}}, "data_path: the entry a has 'train_on', which is not known"),
+        (
+            DataSettings,
+            {"a": {"max_seq_len": 9}},
+            "data_path: the entry a has 'max_seq_len', which is not known; the memory of",
+        ),
+        (DataSettings, {"a": {"train_on": "al"}}, "data_path: of the entry a train_on must be one of assistant, last"),
+        (DataSettings, {"a": {"on_overflow": "split"}}, "of the entry a on_overflow='split' has no effect without a limit"),
+        (
+            DataSettings,
+            {"a": {"train_on": "all", "train_on_turn_end": "last"}},
+            "of the entry a train_on_turn_end='last' has no",
+        ),
+        (DataSettings, {"a": {"preprocess": "rows"}}, "of the entry a preprocess must name a function"),
+        (DataSettings, {"a": {"system_prompt": "file:no/such"}}, "system_prompt of the entry a names the file 'no/such'"),
+        (PreferenceDataSettings, {"a": {"train_on": "all"}}, "of the entry a train_on='all' learns the prompt too"),
+        (PromptDataSettings, {"a": {"train_on": "last"}}, "a has train_on='last' of its own, and rows of this use have no"),
         (PromptDataSettings, {"a": {"data_format": "alpaca"}}, "data_path: a has data_format='alpaca' of its own"),
         (PretrainDataSettings, {"a": {"data_format": "text"}}, "rows of this use have no data_format"),
         (
             PreferenceDataSettings,
             {"a": {"data_format": "alpaca"}},
-            "data_path: a has data_format='alpaca', which holds no pref",
+            "data_path: of the entry a data_format='alpaca' holds no preferences",
         ),
     ],
 )
@@ -139,7 +154,18 @@ def test_data_sets_with_settings_of_their_own(settings, data_path, message):
     assert settings(data_path={"a": {"rename_columns": {"x": "y"}}}).data_path == {"a": {"rename_columns": {"x": "y"}}}
 
 
-@pytest.mark.parametrize(("name", "value"), [("data_format", "alpaca"), ("rename_columns", {"q": "instruction"})])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("data_format", "alpaca"),
+        ("rename_columns", {"q": "instruction"}),
+        ("preprocess", "rows:change"),
+        ("train_on", "last"),
+        ("train_on_turn_end", "none"),
+        ("turns", "history"),
+        ("system_prompt", "Be brief."),
+    ],
+)
 def test_a_setting_that_every_data_set_has_of_its_own(name, value):
     """Refused, for it has no effect; not where one data set, held-out ones too, has none."""
     own = {"a": {name: value}}

@@ -35,13 +35,16 @@ def test_a_run_and_its_resume(
     model_dir: Path, files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A recipe names them, config.yaml repeats it, a run goes on with them; the same files in another format are refused."""
+    (tmp_path / "brief.txt").write_text("Be brief.\n")
+    learned = {"train_on": "last", "train_on_turn_end": "none", "system_prompt": "Be brief."}
     own = {
-        files["chats"]: {"data_format": "messages"},
+        files["chats"]: {"data_format": "messages", **learned, "system_prompt": f"file:{tmp_path / 'brief.txt'}"},
         files["texts"]: {"data_format": "axolotl:alpaca", "rename_columns": ASKED},
     }
     recipe, run = tmp_path / "recipe.yaml", tmp_path / "run"
     recipe.write_text(yaml.safe_dump({"data_path": own, "model_path": str(model_dir), "ckpt_output_dir": str(run), **FEW}))
     assert main(["sft", str(recipe), "--max-steps", "2", *KEEP]) == 0
+    own[files["chats"]]["system_prompt"] = "Be brief."
     assert yaml.safe_load((run / "config.yaml").read_text())["data_path"] == own
     words = [f"{path}={json.dumps(each)}" for path, each in own.items()]
     assert main(["sft", str(recipe), "--data-path", *words, "--max-steps", "3", *KEEP]) == 0
@@ -49,15 +52,18 @@ def test_a_run_and_its_resume(
     store = forge_data.TokenStore.open(run / "data" / "train")
     tokenizer = forge_data.load_tokenizer(model_dir)
     parts = [
-        forge_data.prepare(files["chats"], tokenizer, tmp_path / "chats", format="messages"),
+        forge_data.prepare(files["chats"], tokenizer, tmp_path / "chats", format="messages", **learned),
         forge_data.prepare(files["texts"], tokenizer, tmp_path / "texts", format="axolotl:alpaca", rename_columns=ASKED),
     ]
     assert [list(each.labels) for each in store] == [list(each.labels) for part in parts for each in part]
     assert "alpaca" in str(forge_data.stats(store))
     capsys.readouterr()
-    other = f"{files['texts']}={json.dumps({'data_format': 'alpaca', 'rename_columns': ASKED})}"
-    assert main(["sft", str(recipe), "--data-path", words[0], other, "--max-steps", "4", *KEEP]) == 2
-    assert "the data" in capsys.readouterr().err
+    for at, changed in [(1, {"data_format": "alpaca"}), (0, {"train_on": "assistant"})]:
+        path = list(own)[at]
+        words[at] = f"{path}={json.dumps(own[path] | changed)}"
+        assert main(["sft", str(recipe), "--data-path", *words, "--max-steps", "4", *KEEP]) == 2
+        assert "the data" in capsys.readouterr().err
+        words[at] = f"{path}={json.dumps(own[path])}"
 
 
 def test_what_is_refused(model_dir: Path, files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,6 +77,7 @@ def test_what_is_refused(model_dir: Path, files: dict[str, str], tmp_path: Path,
             ['{"data_format": "alpaca"}', "--data-format", "text"],
             "--data-format text has no effect: each entry of --data-path has one of its own",
         ),
+        ("sft", ['{"train_on": "lest"}'], "texts.jsonl --train-on must be one of assistant, last"),
         (
             "grpo",
             ['{"data_format": "alpaca"}', "--reward", "exact_match"],

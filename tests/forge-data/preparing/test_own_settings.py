@@ -172,5 +172,5 @@ def test_prompts(files, module_tokenizer, tmp_path):
     data = {str(tmp_path / "p.jsonl"): {}, files["questions.jsonl"]: {"rename_columns": {"question": "prompt"}}}
     store = prepare_prompts(data, module_tokenizer, tmp_path / "store")
     assert [store[at].prompt for at in range(3)] == ["one", "why 0?", "why 1?"]
-    with pytest.raises(DataError, match="has data_format 'alpaca', and rows of this use have no format"):
+    with pytest.raises(DataError, match="has data_format 'alpaca', and rows of this use have no data_format to be chosen"):
         prepare_prompts({files["asked.jsonl"]: {"data_format": "alpaca"}}, module_tokenizer, tmp_path / "other")

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import attrs
 
 from forge_data._errors import DataError
 from forge_data._formats import AUTO, fault_of, is_known
-from forge_data._values import describe, nearest
+from forge_data._values import describe, nearest, text_given
+
+O = TypeVar("O", bound=attrs.AttrsInstance)  # noqa: E741 - options of any use
 
 _WEIGHT = "weight"
 
@@ -21,11 +23,72 @@ class OwnReading:
     """Name of the format of its rows."""
     rename_columns: Mapping[str, str] | None = None
     """Columns that its format reads under another name, each with that name."""
+    preprocess: str | None = None
+    """Function that gets each of its rows first, as package.module:function."""
+    train_on: str | None = None
+    """What of its rows is learned."""
+    train_on_turn_end: str | None = None
+    """Which ends of turns are learned."""
+    turns: str | None = None
+    """In which form turns are learned."""
+    system_prompt: str | None = None
+    """System message of its conversations that have none."""
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    """Arguments of the chat template, beside those of the run that it does not name."""
+    on_overflow: str | None = None
+    """What becomes of a row that is too long."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what is known of it in a store and its fingerprint."""
+        # The first two always, as stores of earlier releases have them.
+        early = {"data_format": self.data_format, "rename_columns": self.rename_columns}
+        return early | {name: value for name, value in attrs.asdict(self).items() if value is not None}
+
+    def over(self, options: O, path: str) -> O:
+        """Return the options of a use with these settings in their place.
+
+        Args:
+            options: those of the run.
+            path: the entry, for messages.
+
+        Raises:
+            DataError: a setting that rows of this use do not have, a value that it may not have, or one that has no effect.
+        """
+        known = {_IN_OPTIONS.get(field.name, field.name) for field in attrs.fields(type(options))} | {"preprocess"}
+        given = {name: value for name, value in attrs.asdict(self).items() if value is not None}
+        for name, value in given.items():
+            if _IN_OPTIONS.get(name, name) not in known:
+                raise DataError(
+                    f"`data_path`: {path} has {name} {value!r}, and rows of this use have no {name} to be chosen; take it out"
+                )
+        given.pop("preprocess", None)
+        if (arguments := given.get("chat_template_kwargs")) is not None:
+            given["chat_template_kwargs"] = {**getattr(options, "chat_template_kwargs", {}), **arguments}
+        try:
+            return attrs.evolve(options, **{_IN_OPTIONS.get(name, name): value for name, value in given.items()})
+        except DataError as error:
+            # Without backticks, in which the command line would see its own flag.
+            raise DataError(f"`data_path`: of the entry {path} {str(error).replace('`', '')}") from error
 
 
+_IN_OPTIONS = {"data_format": "format"}
+"""Names of settings that are others in the options."""
 OWN = tuple(field.name for field in attrs.fields(OwnReading))
 """Settings that an entry may have of its own."""
 NOTHING_OWN = OwnReading()
+_REFUSED = {
+    "chat_template": "a model is asked in one chat template, so that it is one for all data sets",
+    "turn_end": "a model ends its answers with one token, so that it is one for all data sets",
+    "max_seq_len": "the memory of a step follows from the longest sample of all, so that it is one for all data sets",
+    "path": "here it is the key",
+    "type": "here it is data_format",
+    "roles_to_train": "here it is train_on",
+    "train_on_eos": "here it is train_on_turn_end",
+    "train_on_eot": "here it is train_on_turn_end",
+    "system": "here it is system_prompt",
+    "columns": "here it is rename_columns",
+}
+"""Names that an entry may not have, with the reason."""
 
 
 class Entry(NamedTuple):
@@ -38,6 +101,8 @@ class Entry(NamedTuple):
 
 def entries_of(data_sets: Mapping[Any, object]) -> dict[str, Entry]:
     """Read what a mapping says of each data set: a weight, or one and settings of its own.
+
+    Values of the latter are checked where they are used, with those of the run.
 
     >>> entries_of({"a.jsonl": {"data_format": "alpaca"}, "b.jsonl": {}})["a.jsonl"].own.data_format
     'alpaca'
@@ -56,22 +121,53 @@ def entries_of(data_sets: Mapping[Any, object]) -> dict[str, Entry]:
     return found
 
 
+def with_texts(data_sets: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return a mapping of data sets with the text of each system prompt that is given as a file.
+
+    Raises:
+        DataError: such a file cannot be read.
+    """
+    return {
+        path: {**value, "system_prompt": _text(str(path), value["system_prompt"])}
+        if isinstance(value, Mapping) and "system_prompt" in value
+        else value
+        for path, value in data_sets.items()
+    }
+
+
 def _entry(path: str, value: object) -> Entry:
     if not isinstance(value, Mapping):
         return Entry(_weight(path, value), NOTHING_OWN)
     known = (_WEIGHT, *OWN)
     for name in value:
         if name not in known:
-            meant = {"type": "data_format", "path": "the key"}.get(str(name))
-            near = f"; here it is {meant}" if meant else nearest(name, known)
-            raise DataError(f"the entry {path} has {name!r}, which is not known{near}; known: {', '.join(known)}")
+            why = f"; {_REFUSED[str(name)]}" if str(name) in _REFUSED else nearest(name, known)
+            raise DataError(f"the entry {path} has {name!r}, which is not known{why}; known: {', '.join(known)}")
     given = {name: each for name, each in value.items() if each is not None}
     weight = _weight(path, given.pop(_WEIGHT)) if _WEIGHT in given else None
     named = given.get("data_format", AUTO)
     if not isinstance(named, str) or not is_known(named):
         raise DataError(f"data_format of the entry {path} is {describe(named)}; {fault_of(named)}")
     _check_columns(path, given.get("rename_columns"))
+    if not isinstance(function := given.get("preprocess", ""), str):
+        raise DataError(
+            f"preprocess of the entry {path} is {describe(function)}; it must name a function as 'package.module:function'"
+        )
+    if "system_prompt" in given:
+        given["system_prompt"] = _text(path, given["system_prompt"])
+    if not isinstance(arguments := given.get("chat_template_kwargs", {}), Mapping):
+        raise DataError(
+            f"chat_template_kwargs of the entry {path} is {describe(arguments)}; it must be an object of arguments' names and "
+            "values"
+        )
     return Entry(weight, OwnReading(**given))
+
+
+def _text(path: str, value: object) -> Any:
+    try:
+        return text_given(value)
+    except ValueError as error:
+        raise DataError(f"system_prompt of the entry {path} {error}") from error
 
 
 def _weight(path: str, weight: object) -> float:
@@ -98,7 +194,7 @@ def _check_columns(path: str, columns: object) -> None:
 def without_effect(given: Collection[str], *data_sets: object) -> str | None:
     """Return the first of the run's settings that every data set has of its own.
 
-    It would have no effect.
+    It would have no effect. The run's arguments of the chat template have one: they are stored with the model.
 
     Args:
         given: settings that are not as by default, by their names in `OwnReading`.
@@ -109,7 +205,9 @@ def without_effect(given: Collection[str], *data_sets: object) -> str | None:
         (
             name
             for name in OWN
-            if name in given and all(isinstance(each, Mapping) and _all_have(name, each) for each in present)
+            if name != "chat_template_kwargs"
+            and name in given
+            and all(isinstance(each, Mapping) and _all_have(name, each) for each in present)
         ),
         None,
     )

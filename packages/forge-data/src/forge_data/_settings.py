@@ -14,7 +14,7 @@ RowSettings                          where rows come from, and which are held ou
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import attrs
@@ -22,7 +22,7 @@ from attrs import validators
 
 from forge_data._errors import DataError
 from forge_data._formats import AUTO, BUILT_IN, fault_of, is_axolotl, is_known
-from forge_data._own_reading import OWN, entries_of, without_effect
+from forge_data._own_reading import OWN, entries_of, with_texts, without_effect
 from forge_data._shell_values import columns_of, paths_of
 from forge_data._values import MESSAGE_ROLES, keyword_arguments, text_fault, text_given
 
@@ -97,6 +97,15 @@ def _system_prompt(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> 
 def _as_tuple(value: Any) -> Any:
     # YAML gives a list; a tuple cannot be changed.
     return tuple(value) if isinstance(value, list) else value
+
+
+def _as_paths(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return _as_tuple(value)
+    try:
+        return with_texts(value)
+    except DataError as error:
+        raise ValueError(f"data_path: {error}") from error
 
 
 def _paths(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
@@ -185,13 +194,14 @@ _POSITIVE = validators.optional([_whole, validators.ge(1)])
 class RowSettings:
     """Where rows come from, and which are held out for evaluation."""
 
-    data_path: Paths = attrs.field(converter=_as_tuple, validator=_paths, metadata={"words": paths_of})
+    data_path: Paths = attrs.field(converter=_as_paths, validator=_paths, metadata={"words": paths_of})
     """Training rows: a file, glob, directory, URL, name:split or dataset_info.json:name (JSONL, JSON, CSV, Parquet, Arrow, also
-    compressed); a list of them; or a mapping of them to weights, in a shell a.jsonl=0.7 b.jsonl=0.3, or to mappings of weight,
-    data_format and rename_columns of each, in a shell a.jsonl='{"data_format": "alpaca"}'."""
+    compressed); a list of them; or a mapping of them to weights, in a shell a.jsonl=0.7 b.jsonl=0.3, or to mappings of what
+    each has of its own, in a shell a.jsonl='{"data_format": "alpaca"}': weight, data_format, rename_columns, preprocess,
+    train_on, train_on_turn_end, turns, system_prompt, chat_template_kwargs, on_overflow, in place of these settings."""
 
     eval_data_path: Paths | None = attrs.field(
-        default=None, converter=_as_tuple, validator=validators.optional(_paths), metadata={"words": paths_of}
+        default=None, converter=_as_paths, validator=validators.optional(_paths), metadata={"words": paths_of}
     )
     """Held-out rows, in any form that data_path may have. Not together with validation_split."""
 
@@ -231,16 +241,28 @@ class RowSettings:
             )
         self._check_own()
 
+    def own_values(self, name: str) -> tuple[Any, ...]:
+        """Return the values of a setting that entries of the data have of their own."""
+        mixed = [each for each in (self.data_path, self.eval_data_path) if isinstance(each, Mapping)]
+        values = [getattr(entry.own, name) for each in mixed for entry in entries_of(each).values()]
+        return tuple(value for value in values if value is not None)
+
     def _check_own(self) -> None:
         """Refuse settings of data sets that rows of this use have not, and ones that each has."""
         known = {field.name: field.default for field in attrs.fields(type(self))}
         mixed = [each for each in (self.data_path, self.eval_data_path) if isinstance(each, Mapping)]
         for path, own in ((path, entry.own) for each in mixed for path, entry in entries_of(each).items()):
-            for name, value in attrs.asdict(own).items():
-                if value is not None and name not in known:
+            given = {name: value for name, value in attrs.asdict(own).items() if value is not None}
+            for name, value in given.items():
+                if name not in known:
                     raise ValueError(
                         f"data_path: {path} has {name}={value!r} of its own, and rows of this use have no {name}: take it out"
                     )
+            try:
+                # As if it were alone: what its settings may not be together, or beside the run's, is refused.
+                attrs.evolve(self, data_path=path, eval_data_path=None, **given)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"data_path: of the entry {path} {error}") from error
         given = [name for name in OWN if name in known and getattr(self, name) != known[name]]
         if (unused := without_effect(given, self.data_path, self.eval_data_path)) is not None:
             raise ValueError(
@@ -388,11 +410,6 @@ class PreferenceDataSettings(DataSettings):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         suitable = [AUTO, *(name for name, row in BUILT_IN.items() if row.preferences)]
-        for path, named in _formats_of(self.data_path, self.eval_data_path):
-            if (named in BUILT_IN or is_axolotl(named)) and named not in suitable:
-                raise ValueError(
-                    f"data_path: {path} has data_format={named!r}, which holds no preferences: use {' or '.join(suitable)}"
-                )
         wrong = {
             "data_format": (
                 (self.data_format in BUILT_IN or is_axolotl(self.data_format)) and self.data_format not in suitable,
@@ -411,14 +428,6 @@ class PreferenceDataSettings(DataSettings):
         for name, (refused, why) in wrong.items():
             if refused:
                 raise ValueError(f"{name}={getattr(self, name)!r} {why}")
-
-
-def _formats_of(*paths: Paths | None) -> Iterator[tuple[str, str]]:
-    """Yield each data set that has a format of its own, and that."""
-    for each in paths:
-        for path, entry in entries_of(each).items() if isinstance(each, Mapping) else ():
-            if entry.own.data_format is not None:
-                yield path, entry.own.data_format
 
 
 def _check_limited(limit: str, value: int | None, on_overflow: str) -> None:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from forge_data._errors import DataError, printable
-from forge_data._formats import AUTO
 from forge_data._options import Options, PromptOptions
-from forge_data._own_reading import without_effect
+from forge_data._own_reading import OWN, without_effect
 from forge_data._paths import expand_user
 from forge_data._shell_values import columns_of, paths_of
 from forge_data._values import counted
@@ -243,11 +242,12 @@ def _data(words: Namespace) -> Any:
         DataError: they cannot be read from the words; or an option that each of them has of its own.
     """
     data = paths_of(words.data_path)
-    given = {"data_format": ("format", words.format, AUTO), "rename_columns": ("rename_columns", words.rename_columns, None)}
-    held_out = getattr(words, "eval_data", None)
-    unused = without_effect([own for own, (_, value, default) in given.items() if value != default], data, held_out)
+    names, defaults = {own: "format" if own == "data_format" else own for own in OWN}, attrs.asdict(Options())
+    given = {own: getattr(words, name) for own, name in names.items()}
+    others = [own for own, name in names.items() if given[own] not in (None, defaults.get(name))]
+    unused = without_effect(others, data, getattr(words, "eval_data", None))
     if unused is not None:
-        name, value, _ = given[unused]
+        name, value = names[unused], given[unused]
         shown = value if isinstance(value, str) else " ".join(value)
         raise DataError(f"`{name}` is {shown}, and has no effect: each entry of `data_path` has one of its own; leave it out")
     return data

@@ -193,6 +193,7 @@ def _lost(store: "TokenStore") -> Iterator[Finding]:
 
 def _of_rows(data: "DataPath", tokenizer: Any, options: Options, preprocess: Any, name: str = "data_path") -> "DataLint":
     from forge_data.formats._registry import check_name
+    from forge_data.linting._readings import check_own
     from forge_data.linting._rows import DataLint
     from forge_data.reading._preprocess import load_preprocess
     from forge_data.reading._row_changes import RowChanges
@@ -206,8 +207,7 @@ def _of_rows(data: "DataPath", tokenizer: Any, options: Options, preprocess: Any
     chosen = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
     changes = RowChanges(load_preprocess(preprocess), options.rename_columns)
     sources = resolve(data, name, max_samples=options.max_samples)
-    for source in sources:
-        check_name(source.own.data_format or options.format)
+    check_own(sources, options, chosen)
     read = DataLint(chosen, options, sources, changes)
     read.read()
     return read

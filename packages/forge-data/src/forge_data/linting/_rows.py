@@ -19,13 +19,12 @@ from forge_data.formats._system_prompt import field_of_sample
 from forge_data.formats._weights import Margins
 from forge_data.linting._kind import kind_of, two_kinds
 from forge_data.linting._lost import REASONS, lost_to_length, reason_of, refused
-from forge_data.linting._row import RowLint
+from forge_data.linting._readings import Reading, Readings
 from forge_data.linting._sample_table import SampleTable, TableBuilder
 from forge_data.reading._record import Record
 from forge_data.reading._row_changes import RowChanges, SourceChanges
 from forge_data.reading._sources import Source
 from forge_data.tokenizing._encode_apart import encode_apart
-from forge_data.tokenizing._encoder import Encoder
 from forge_data.tokenizing._overflow import fit
 
 if TYPE_CHECKING:
@@ -55,15 +54,8 @@ class DataLint:
         self._options = options
         self._sources = sources
         self._changes = SourceChanges(sources, changes)
-        self._encoder = Encoder(
-            tokenizer,
-            options.train_on,
-            turns=options.turns,
-            arguments=options.chat_template_kwargs,
-            turn_end=options.turn_end,
-            train_on_turn_end=options.train_on_turn_end,
-        )
-        self._lint = RowLint(tokenizer, options)
+        own = {number: source.own for number, source in enumerate(sources)}
+        self._readings = Readings(tokenizer, options, own)
         self._bad = BadRows()
         self._first_bad: Where | None = None
         self._kind: tuple[str, str] | None = None
@@ -84,14 +76,14 @@ class DataLint:
             DataError: a source that cannot be read at all; a column to be renamed that no row has.
         """
         for number, source in enumerate(self._sources):
-            size = 0
+            size, reading = 0, self._readings.of(number)
             for record in source.records(lambda row, error, of=source: self._refuse(Where(of.name, row, of.place(row)), error)):
-                self._add(number, source, record)
+                self._add(number, source, record, reading)
                 size += record.size
                 if len(self._pending) >= _ROWS or size >= _BYTES:
-                    self._flush()
+                    self._flush(reading)
                     size = 0
-            self._flush()
+            self._flush(reading)
         self._changes.check()
 
     def table(self) -> SampleTable:
@@ -111,7 +103,7 @@ class DataLint:
         what = self._bad.too_many(self.rows, self._options.max_bad_rows)
         return [] if what is None else [found("too_many_bad_rows", self._first_bad, "", what)]
 
-    def _add(self, number: int, source: Source, record: Record) -> None:
+    def _add(self, number: int, source: Source, record: Record, reading: Reading) -> None:
         where = Where(source.name, record.row, record.place)
         try:
             rows = self._changes(number, record.place, record.fields)
@@ -122,16 +114,16 @@ class DataLint:
         self.rows += max(1, len(rows))
         for fields in rows:
             try:
-                name = source.own.data_format or self._options.format
+                name = reading.options.format
                 name = detect(record.place, fields) if name == AUTO else name
                 sample = convert(
                     name,
                     record.place,
                     fields,
-                    self._encoder.vocabulary,
+                    None if reading.encoder is None else reading.encoder.vocabulary,
                     media=self._options.media,
                     directory=source.directory,
-                    system_prompt=self._options.system_prompt,
+                    system_prompt=reading.options.system_prompt,
                 )
             except ForgeDataError as error:
                 self._known.append(self._refused(where, error))
@@ -163,30 +155,33 @@ class DataLint:
             self._first_bad = self._first_bad or where
         return finding
 
-    def _flush(self) -> None:
+    def _flush(self, reading: Reading) -> None:
         findings, self._known = self._known, []
         pending, self._pending = self._pending, []
         samples = [row.sample for row in pending]
         results: Iterable[Encoded | ForgeDataError]
+        encoder, lint = reading.encoder, reading.lint
+        assert encoder is not None
+        assert lint is not None
         try:
-            results = self._encoder.encode(samples)
+            results = encoder.encode(samples)
         except ForgeDataError as error:
-            results = encode_apart(self._encoder.encode, samples, error)
+            results = encode_apart(encoder.encode, samples, error)
         for row, encoded in zip(pending, results, strict=True):
             if isinstance(encoded, ForgeDataError):
                 findings.append(self._refused(row.where, encoded))
             made = encoded if isinstance(encoded, Encoded) else None
-            findings += self._lint.check(row.where, row.fields, row.sample, made, row.field_of)
+            findings += lint.check(row.where, row.fields, row.sample, made, row.field_of)
             if made is not None:
-                findings += self._fit(row.where, made)
+                findings += self._fit(row.where, made, reading.options)
         # Findings of rows that were not tokenised come first; a reader wants the order of the rows.
         self.findings.add(sorted(findings, key=lambda finding: finding.row or 0))
 
-    def _fit(self, where: Where, encoded: Encoded) -> list[Finding]:
+    def _fit(self, where: Where, encoded: Encoded, options: Options) -> list[Finding]:
         tokens = sum(map(len, encoded.examples))
         self._tokens_read += tokens
         try:
-            fitted = fit(where.place, encoded, self._options)
+            fitted = fit(where.place, encoded, options)
         except ForgeDataError as error:
             return [self._refused(where, error)]
         if fitted.kept and encoded.pair:

@@ -16,7 +16,7 @@ from forge_data._options import Options, PairOptions, PromptOptions, TextOptions
 from forge_data._own_reading import NOTHING_OWN
 from forge_data.formats._registry import plug_in_identity
 from forge_data.media._load import processor_files
-from forge_data.reading._preprocess import Preprocess
+from forge_data.reading._preprocess import Preprocess, load_preprocess
 from forge_data.store._manifest import VERSION
 from forge_data.tokenizing._stop_tokens import stop_tokens
 
@@ -49,6 +49,9 @@ def fingerprint_of_inputs(
     """
     if preprocess is not None and preprocess.identity is None:
         return None
+    own_functions = {name: load_preprocess(name) for name in {source.own.preprocess for source in sources} if name is not None}
+    if any(each is None or each.identity is None for each in own_functions.values()):
+        return None
     digests = [source.digest() for source in sources]
     if None in digests:
         return None
@@ -63,7 +66,7 @@ def fingerprint_of_inputs(
                 digest,
                 source.group,
                 source.weight,
-                *([attrs.asdict(source.own)] if source.own != NOTHING_OWN else []),
+                *([source.own.as_dict()] if source.own != NOTHING_OWN else []),
             ]
             for source, digest in zip(sources, digests, strict=True)
         ],
@@ -78,6 +81,8 @@ def fingerprint_of_inputs(
     }
     if options.media and tokenizer is not None:
         inputs["processor"] = [processor_files(tokenizer.name_or_path), _versions(_OF_MEDIA)]
+    if own_functions:
+        inputs["own_preprocess"] = sorted(each.identity for each in own_functions.values() if each and each.identity)
     if isinstance(options, Options):
         named = dict.fromkeys(source.own.data_format or options.format for source in sources)
         if others := {name: found for each in named for name, found in plug_in_identity(each).items()}:

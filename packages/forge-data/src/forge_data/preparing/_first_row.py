@@ -57,7 +57,8 @@ def check_first_row(
         check_name(format)
     if InMemoryRows.of(data_path, "data_path") is not None or preprocess is not None or not _is_local(data_path):
         return
-    sources = resolve(data_path, max_samples=max_samples)
+    # What a preprocess makes of a row is known once it has run.
+    sources = [each for each in resolve(data_path, max_samples=max_samples) if each.own.preprocess is None]
     changes = SourceChanges(sources, RowChanges(None, rename_columns or {}))
     first: list[tuple[str, dict[str, Any], Source]] = []
     for number, source in enumerate(sources):

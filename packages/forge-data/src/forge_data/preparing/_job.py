@@ -25,7 +25,7 @@ from forge_data.formats._samples import Encoded, Sample, Tokens
 from forge_data.formats._system_prompt import field_of_sample, system_form
 from forge_data.linting._kind import kind_of
 from forge_data.linting._lost import reason_of, refused
-from forge_data.linting._row import RowLint
+from forge_data.linting._readings import Reading, Readings
 from forge_data.preparing._batch import Batch, BatchBuilder
 from forge_data.reading._preprocess import Preprocess
 from forge_data.reading._record import Chunk, Record, place_of
@@ -127,20 +127,7 @@ class Processor:
 
     def __init__(self, job: Job, thread: "Executor | None" = None) -> None:
         self._job = job
-        self._encoder = (
-            Encoder(
-                job.tokenizer,
-                job.options.train_on,
-                thread,
-                turns=job.options.turns,
-                arguments=job.options.chat_template_kwargs,
-                turn_end=job.options.turn_end,
-                train_on_turn_end=job.options.train_on_turn_end,
-            )
-            if job.tokenizer is not None
-            else None
-        )
-        self._lint = RowLint(job.tokenizer, job.options) if job.tokenizer is not None else None
+        self._readings = Readings(job.tokenizer, job.options, job.own, thread)
 
     def __call__(self, task: "Task | Preprocessed") -> Batch:
         """Make the batch of a chunk.
@@ -152,6 +139,7 @@ class Processor:
     def begin(self, task: "Task | Preprocessed") -> Started:
         """Read the rows of a chunk and start tokenising them."""
         rows = task if isinstance(task, Preprocessed) else read(task, self._job)
+        reading = self._readings.of(rows.source)
         builder = BatchBuilder(rows.columns)
         calls: list[_Call] = []
         waiting: list[_Row] = []
@@ -164,12 +152,13 @@ class Processor:
             try:
                 if isinstance(stays, ForgeDataError):
                     raise stays
-                row = self._read_row(record, builder, rows)
+                row = _read_row(record, builder, rows, reading)
             except ForgeDataError as found:
-                if not self._job.options.skips(found):
+                if not reading.options.skips(found):
                     error = of_a_row(found)
                     break
-                builder.leave_out(record.row, *self._skipped(Where(rows.file, record.row, record.place), found, builder))
+                where = Where(rows.file, record.row, record.place)
+                builder.leave_out(record.row, *_skipped(where, found, builder, reading.options))
                 continue
             if row is None:
                 break
@@ -179,12 +168,12 @@ class Processor:
             waiting.append(row)
             size += record.size
             if len(waiting) >= _ROWS or size >= _BYTES:
-                calls.append(self._started(waiting))
+                calls.append(_started(waiting, reading.encoder))
                 waiting, size = [], 0
-                if calls[-1].pending is None and self._encoder is not None and self._job.options.on_bad_row == "error":
+                if calls[-1].pending is None and reading.encoder is not None and reading.options.on_bad_row == "error":
                     break
         if waiting:
-            calls.append(self._started(waiting))
+            calls.append(_started(waiting, reading.encoder))
         return Started(rows, builder, calls, error)
 
     def finish(self, started: Started) -> Batch:
@@ -192,97 +181,102 @@ class Processor:
         rows, builder, calls, error = started
         try:
             for call in calls:
-                self._finish_call(call, builder, rows.file)
+                _finish_call(call, builder, rows.file, self._readings.of(rows.source))
             if error is None and len(builder.formats) < 2 and len(builder.kinds) < 2:
                 error = rows.error
         except ForgeDataError as found:
             error = found
         return builder.build(rows.source, rows.last_row, error)
 
-    def _started(self, rows: list[_Row]) -> _Call:
-        if self._encoder is None:
-            return _Call(rows, None)
-        try:
-            return _Call(rows, self._encoder.begin([row.sample for row in rows]))
-        except ForgeDataError:
-            return _Call(rows, None)
 
-    def _read_row(self, record: Record, builder: BatchBuilder, rows: Preprocessed) -> _Row | None:
-        """Read a row by its format; None, which ends the batch, where the rows before had another."""
-        name = self._job.own_of(rows.source).data_format or self._job.options.format
-        if name == AUTO:
-            name = detect(record.place, record.fields)
-        # A row that is left out is of no format; any other must have that of the rows before it, readable or not.
-        counts = self._job.options.on_bad_row == "error"
-        if counts and not builder.see_format(name, record.place):
-            return None
-        vocabulary = self._encoder.vocabulary if self._encoder is not None else None
-        options = self._job.options
-        sample = convert(
-            name,
-            record.place,
-            record.fields,
-            vocabulary,
-            media=options.media,
-            directory=rows.directory,
-            system_prompt=options.system_prompt,
-        )
-        if not counts and not builder.see_format(name, record.place):
-            return None
-        return _Row(record, name, sample) if builder.see_kind(kind_of(sample), record.place) else None
+def _started(rows: list[_Row], encoder: Encoder | None) -> _Call:
+    if encoder is None:
+        return _Call(rows, None)
+    try:
+        return _Call(rows, encoder.begin([row.sample for row in rows]))
+    except ForgeDataError:
+        return _Call(rows, None)
 
-    def _skipped(self, where: Where, error: ForgeDataError, builder: BatchBuilder) -> tuple[str, str]:
-        """Report a row that is left out; return the reason, and the error where only so many may be."""
-        finding = refused(where, error, skipped=True)
-        # What is lost to `max_seq_len` is one finding of all rows, as where such rows are dropped.
-        if finding.rule not in SET_RULES:
-            builder.findings.append(finding)
-        return reason_of(error, finding), "" if self._job.options.allows(error) else str(error)
 
-    def _finish_call(self, call: _Call, builder: BatchBuilder, file: str) -> None:
-        samples = [row.sample for row in call.rows]
-        encoded: Iterable[Encoded | ForgeDataError]
-        try:
-            if self._encoder is not None and call.pending is not None:
-                encoded = self._encoder.finish(call.pending)
-            else:
-                encoded = encode(self._encoder, samples)
-        except ForgeDataError as error:
-            # In order, so that the first row with any fault is the one that is named.
-            encoded = encode_apart(partial(encode, self._encoder), samples, error)
-        for row, made in zip(call.rows, encoded, strict=True):
-            self._add(row, made, builder, file)
+def _read_row(record: Record, builder: BatchBuilder, rows: Preprocessed, reading: Reading) -> _Row | None:
+    """Read a row by its format; None, which ends the batch, where the rows before had another."""
+    options, name = reading.options, reading.options.format
+    if name == AUTO:
+        name = detect(record.place, record.fields)
+    # A row that is left out is of no format; any other must have that of the rows before it, readable or not.
+    counts = options.on_bad_row == "error"
+    if counts and not builder.see_format(name, record.place):
+        return None
+    vocabulary = reading.encoder.vocabulary if reading.encoder is not None else None
+    sample = convert(
+        name,
+        record.place,
+        record.fields,
+        vocabulary,
+        media=options.media,
+        directory=rows.directory,
+        system_prompt=options.system_prompt,
+    )
+    if not counts and not builder.see_format(name, record.place):
+        return None
+    return _Row(record, name, sample) if builder.see_kind(kind_of(sample), record.place) else None
 
-    def _add(self, row: _Row, made: Encoded | ForgeDataError, builder: BatchBuilder, file: str) -> None:
-        record, name, sample = row
-        where, error = Where(file, record.row, record.place), ""
-        try:
-            if isinstance(made, ForgeDataError):
-                raise made
-            fitted = fit(record.place, made, self._job.options)
-        except ForgeDataError as found:
-            if not self._job.options.skips(found):
-                of_a_row(found)
-                raise
-            reason, error = self._skipped(where, found, builder)
-            if isinstance(made, ForgeDataError):
-                builder.leave_out(record.row, reason, error)
-                return
-            fitted = Fitted((), reason, {reason: sum(map(len, made.examples))})
-        field_of = format_named(name).field_of
-        if self._job.options.system_prompt is not None:
-            field_of = field_of_sample(sample, field_of)
-            made = attrs.evolve(made, forms=made.forms | system_form(sample))
-        findings = [] if self._lint is None else self._lint.check(where, record.fields, sample, made, field_of)
-        if self._job.options.on_bad_row == "skip" and fitted.reason is None:
-            # What would stop the run after all rows were tokenised is left out as any other bad row.
-            empty = next((each for each in findings if each.rule == _EMPTY and each.severity == STOP), None)
-            if empty is not None:
-                fitted = Fitted((), _EMPTY, {_EMPTY: sum(map(len, made.examples))})
-                error = f"{record.place}: field {empty.field}: {empty.what}; {empty.fix}"
-                findings = [attrs.evolve(each, severity=WARN) for each in findings]
-        builder.add(record.row, made, fitted, error)
-        builder.findings += findings
+
+def _skipped(where: Where, error: ForgeDataError, builder: BatchBuilder, options: Options) -> tuple[str, str]:
+    """Report a row that is left out; return the reason, and the error where only so many may be."""
+    finding = refused(where, error, skipped=True)
+    # What is lost to `max_seq_len` is one finding of all rows, as where such rows are dropped.
+    if finding.rule not in SET_RULES:
+        builder.findings.append(finding)
+    return reason_of(error, finding), "" if options.allows(error) else str(error)
+
+
+def _finish_call(call: _Call, builder: BatchBuilder, file: str, reading: Reading) -> None:
+    samples = [row.sample for row in call.rows]
+    encoded: Iterable[Encoded | ForgeDataError]
+    try:
+        if reading.encoder is not None and call.pending is not None:
+            encoded = reading.encoder.finish(call.pending)
+        else:
+            encoded = encode(reading.encoder, samples)
+    except ForgeDataError as error:
+        # In order, so that the first row with any fault is the one that is named.
+        encoded = encode_apart(partial(encode, reading.encoder), samples, error)
+    for row, made in zip(call.rows, encoded, strict=True):
+        _add(row, made, builder, file, reading)
+
+
+def _add(row: _Row, made: Encoded | ForgeDataError, builder: BatchBuilder, file: str, reading: Reading) -> None:
+    record, name, sample = row
+    options = reading.options
+    where, error = Where(file, record.row, record.place), ""
+    try:
+        if isinstance(made, ForgeDataError):
+            raise made
+        fitted = fit(record.place, made, options)
+    except ForgeDataError as found:
+        if not options.skips(found):
+            of_a_row(found)
+            raise
+        reason, error = _skipped(where, found, builder, options)
+        if isinstance(made, ForgeDataError):
+            builder.leave_out(record.row, reason, error)
+            return
+        fitted = Fitted((), reason, {reason: sum(map(len, made.examples))})
+    field_of = format_named(name).field_of
+    if options.system_prompt is not None:
+        field_of = field_of_sample(sample, field_of)
+        made = attrs.evolve(made, forms=made.forms | system_form(sample))
+    findings = [] if reading.lint is None else reading.lint.check(where, record.fields, sample, made, field_of)
+    if options.on_bad_row == "skip" and fitted.reason is None:
+        # What would stop the run after all rows were tokenised is left out as any other bad row.
+        empty = next((each for each in findings if each.rule == _EMPTY and each.severity == STOP), None)
+        if empty is not None:
+            fitted = Fitted((), _EMPTY, {_EMPTY: sum(map(len, made.examples))})
+            error = f"{record.place}: field {empty.field}: {empty.what}; {empty.fix}"
+            findings = [attrs.evolve(each, severity=WARN) for each in findings]
+    builder.add(record.row, made, fitted, error)
+    builder.findings += findings
 
 
 def encode(encoder: Encoder | None, samples: Sequence[Sample]) -> list[Encoded]:

@@ -16,6 +16,7 @@ from forge_data._bad_rows import BadRows, name_remedy
 from forge_data._errors import BadPairError, DataError, ForgeDataError
 from forge_data.findings._report import Findings
 from forge_data.formats._registry import detect
+from forge_data.formats._system_prompt import ADDED, OWN
 from forge_data.formats._weights import Margins
 from forge_data.linting._kind import two_kinds
 from forge_data.preparing._batch import Batch, Seen
@@ -51,6 +52,8 @@ class Outcome:
     dropped: Counter[str] = attrs.field(factory=Counter)
     tokens_lost: Counter[str] = attrs.field(factory=Counter)
     forms: Counter[str] = attrs.field(factory=Counter)
+    conversations: set[int] = attrs.field(factory=set)
+    """Numbers of the sources with rows that a system prompt is for: those that are conversations."""
     samples: Counter[int] = attrs.field(factory=Counter)
     """Samples by number of the source."""
     shortest_too_long: int | None = None
@@ -159,6 +162,8 @@ def _count(outcome: Outcome, batch: Batch) -> None:
     outcome.tokens_read += batch.tokens_read
     outcome.tokens_lost += batch.tokens_lost
     outcome.forms += batch.forms
+    if ADDED in batch.forms or OWN in batch.forms:
+        outcome.conversations.add(batch.source)
     for each in batch.dropped:
         outcome.dropped[each.reason] += 1
         if each.error:

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,7 +10,6 @@ import attrs
 
 from forge_data._accounting import Accounting
 from forge_data._errors import DataError, StoreError
-from forge_data._formats import AUTO
 from forge_data._options import Options
 from forge_data._own_reading import NOTHING_OWN
 from forge_data._paths import expand_user
@@ -19,8 +18,8 @@ from forge_data._shard import Shard
 from forge_data._values import counted
 from forge_data.chat_template._asked import SWITCHES, as_form
 from forge_data.formats._registry import check_name
-from forge_data.formats._system_prompt import ADDED, OWN
 from forge_data.linting._lint import store_findings
+from forge_data.linting._readings import check_own
 from forge_data.masking._conversation import AS_HISTORY
 from forge_data.masking._train_on import roles_of
 from forge_data.preparing._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
@@ -171,8 +170,7 @@ def build(
 ) -> TokenStore:
     """Make the store of sources, or of a part; open the one there if it was made from the same."""
     job = attrs.evolve(job, own={number: each.own for number, each in enumerate(sources) if each.own != NOTHING_OWN})
-    for own in job.own.values():
-        check_name(own.data_format or AUTO)
+    check_own(sources, job.options, job.tokenizer)
     stamps = stamps_of(sources)
     inputs = fingerprint_of_inputs(sources, job.tokenizer, job.options, job.preprocess, seed)
     whole = None
@@ -196,12 +194,8 @@ def build(
                 f"`turn_end` ({job.options.turn_end!r}) has no effect: no learned turn of these rows lacks an end, since their "
                 "chat template writes one, or none of them is a conversation; leave it out"
             )
-        if (
-            job.options.system_prompt is not None
-            and shard is None
-            and not any(form in accounting.forms for form in (ADDED, OWN))
-        ):
-            raise no_conversation(sources)
+        if shard is None:
+            check_system_prompts(job.options.system_prompt, sources, outcome.conversations)
         manifest = writer.finish(
             outcome.first[0] if outcome.first else None,
             outcome.files(sources),
@@ -236,12 +230,29 @@ def build(
     return TokenStore.open(directory)
 
 
-def no_conversation(sources: Sequence[Source]) -> DataError:
-    """Return the error of `system_prompt` for rows of which none is a conversation."""
-    return DataError(
-        f"`system_prompt` has no effect: {sources[0].path} and all other rows are text or token ids, and only a conversation "
-        "has a system message; make the rows messages, or leave it out"
-    )
+def check_system_prompts(prompt: str | None, sources: Sequence[Source], conversations: AbstractSet[int]) -> None:
+    """Refuse a system prompt, of the run or of an entry, for rows of which none is a conversation.
+
+    Args:
+        prompt: of the run.
+        sources: rows.
+        conversations: numbers of the sources that have conversations, where a system prompt is given for them.
+
+    Raises:
+        DataError: naming the entry, of one of its own.
+    """
+    asked: dict[int | None, list[int]] = {}
+    for number, source in enumerate(sources):
+        asked.setdefault(None if source.own.system_prompt is None else source.group, []).append(number)
+    for group, numbers in asked.items():
+        if (group is None and prompt is None) or not conversations.isdisjoint(numbers):
+            continue
+        first = sources[numbers[0]].path
+        whose = "" if group is None else f" of {first}"
+        raise DataError(
+            f"`system_prompt`{whose} has no effect: {first} and all other rows{' of it' if whose else ''} are text or token "
+            "ids, and only a conversation has a system message; make the rows messages, or leave it out"
+        )
 
 
 def known_part(sources: list[Source], shard: Shard, inputs: str | None) -> tuple[list[Source], Shard]:
@@ -312,7 +323,7 @@ def _settings(job: Job, sources: Sequence[Source], outcome: Outcome, seed: int) 
     function = job.preprocess.name if job.preprocess is not None else None
     formats = dict.fromkeys(name for name, _ in outcome.formats.values())
     options = attrs.asdict(job.options) | {"format": ", ".join(formats) or job.options.format}
-    own = {sources[number].path: attrs.asdict(each) for number, each in job.own.items()}
+    own = {sources[number].path: each.as_dict() for number, each in job.own.items()}
     return {"tokenizer": named, **options, "preprocess": function, "seed": seed} | ({"own": own} if own else {})
 
 

@@ -1,6 +1,7 @@
 """Rows of files → store of prompts: read, tokenised, counted, written."""
 
 import contextlib
+import json
 import logging
 import os
 from collections import Counter
@@ -16,6 +17,7 @@ from forge_data._bad_rows import BadRows, name_remedy, of_a_row, refuse
 from forge_data._errors import DataError, ForgeDataError, StoreError
 from forge_data._media import Media
 from forge_data._options import PairOptions, PromptOptions, TextOptions
+from forge_data._own_reading import NOTHING_OWN
 from forge_data._settings import MAX_BAD_ROWS
 from forge_data._shard import Shard
 from forge_data.findings._rules import Where
@@ -23,8 +25,15 @@ from forge_data.formats._samples import Chat
 from forge_data.formats._system_prompt import system_form
 from forge_data.formats.questions._prompts import Question, question, with_lengths, with_text
 from forge_data.linting._lost import reason_of, refused
+from forge_data.linting._readings import check_own
 from forge_data.preparing._fingerprint import check_stamps, fingerprint_of_inputs, stamps_of
-from forge_data.preparing._prepare import check_whole, checked_directory, known_part, no_conversation, reusable
+from forge_data.preparing._prepare import (
+    check_system_prompts,
+    check_whole,
+    checked_directory,
+    known_part,
+    reusable,
+)
 from forge_data.reading._preprocess import load_preprocess
 from forge_data.reading._record import Record
 from forge_data.reading._row_changes import RowChanges, SourceChanges
@@ -142,12 +151,12 @@ def prepare_questions(
     function = load_preprocess(preprocess)
     directory = checked_directory(store_dir)
     sources = whole = resolve(data_path, max_samples=options.max_samples)
-    _check_no_format(sources)
     changes = SourceChanges(sources, RowChanges(function, options.rename_columns))
     part = Shard.parse(shard) if shard is not None else None
     loaded = as_tokenizer(tokenizer)
     if not isinstance(options, PairOptions):
         loaded = with_template(loaded, options.chat_template, options.chat_template_kwargs)
+    check_own(sources, options, loaded)
     stamps = stamps_of(sources)
     inputs = fingerprint_of_inputs(sources, loaded, options, function, seed)
     if part is not None:
@@ -157,15 +166,14 @@ def prepare_questions(
         return existing
     with StoreWriter(directory) as writer:
         made = _PairWriter if isinstance(options, PairOptions) else _PromptWriter
-        asked = isinstance(options, PromptOptions)
-        encoder = PromptEncoder(loaded, whole=not asked, opening=asked or options.generation_prompt)
-        prompts = made(sources, writer, encoder, options)
+        prompts = made(sources, writer, loaded, options)
         try:
             for number, source in enumerate(sources):
                 of_source = partial(read, media=True, directory=source.directory) if options.media else read
-                if not isinstance(options, PairOptions) and options.system_prompt is not None:
-                    of_source = partial(of_source, system_prompt=options.system_prompt)
-                for rows in _batches(number, source, changes, options, of_source):
+                own = prompts.begin(source)
+                if not isinstance(own, PairOptions) and own.system_prompt is not None:
+                    of_source = partial(of_source, system_prompt=own.system_prompt)
+                for rows in _batches(number, source, changes, own, of_source):
                     prompts.add(number, rows)
         except ForgeDataError as error:
             if writer.samples:
@@ -184,10 +192,13 @@ def prepare_questions(
             limit = "max_prompt_len" if isinstance(options, PromptOptions) else "max_seq_len"
             needs = f"raise {limit}" if too_long and accounting.dropped else _NEEDS[type(options)]
             raise DataError(f"{paths}: no prompt is left: {accounting}; {needs}")
-        if not isinstance(options, PairOptions) and options.system_prompt and part is None and not accounting.forms:
-            raise no_conversation(sources)
+        if not isinstance(options, PairOptions) and part is None:
+            check_system_prompts(options.system_prompt, sources, prompts.conversations)
         settings = {"tokenizer": loaded.name_or_path, **attrs.asdict(options)}
         settings |= {"preprocess": function.name if function is not None else None, "seed": seed}
+        settings |= (
+            {"own": own} if (own := {each.path: each.own.as_dict() for each in whole if each.own != NOTHING_OWN}) else {}
+        )
         manifest = writer.finish(
             PROMPTS, prompts.files(), accounting, tokenizer=loaded, inputs=inputs, settings=settings, shard=part
         )
@@ -201,20 +212,6 @@ def prepare_questions(
     if accounting.dropped:
         _counts.warning("%s: %s", ", ".join(source.name for source in sources[:3]), accounting)
     return PromptStore.open(directory)
-
-
-def _check_no_format(sources: Sequence[Source]) -> None:
-    """Refuse a format that a data set has of its own.
-
-    Raises:
-        DataError: naming both.
-    """
-    for source in sources:
-        if source.own.data_format is not None:
-            raise DataError(
-                f"`data_path`: {source.path} has data_format {source.own.data_format!r}, and rows of this use have no format "
-                "to be chosen; take it out"
-            )
 
 
 class _Row(NamedTuple):
@@ -246,8 +243,14 @@ class _Kept(NamedTuple):
 class _PromptWriter:
     """Writes prompts, and counts what became of every row."""
 
-    def __init__(self, sources: Sequence[Source], writer: StoreWriter, encoder: PromptEncoder, options: AnyOptions) -> None:
-        self._sources, self._writer, self._encoder, self._options = sources, writer, encoder, options
+    def __init__(
+        self, sources: Sequence[Source], writer: StoreWriter, tokenizer: "PreTrainedTokenizerBase", options: AnyOptions
+    ) -> None:
+        self._sources, self._writer, self._tokenizer, self._of_run = sources, writer, tokenizer, options
+        self._encoders: dict[str, PromptEncoder] = {}
+        self._options, self._encoder = options, self._encoder_of({})
+        self.conversations: set[int] = set()
+        """Numbers of the sources with messages that a system prompt is for."""
         self._tokens_read = 0
         self._bad = BadRows()
         self._read: Counter[int] = Counter()
@@ -255,6 +258,23 @@ class _PromptWriter:
         self._lost: Counter[str] = Counter()
         self._prompts: Counter[int] = Counter()
         self._forms: Counter[str] = Counter()
+
+    def begin(self, source: Source) -> AnyOptions:
+        """Take the settings of a source, whose rows come next, and return them."""
+        self._options = source.own.over(self._of_run, source.path)
+        self._encoder = self._encoder_of(source.own.chat_template_kwargs or {})
+        return self._options
+
+    def _encoder_of(self, arguments: Mapping[str, Any]) -> PromptEncoder:
+        """Return the encoder with arguments of the chat template that an entry has of its own."""
+        key = json.dumps(arguments, sort_keys=True)
+        if key not in self._encoders:
+            options, asked = self._of_run, isinstance(self._of_run, PromptOptions)
+            opening = isinstance(options, PromptOptions) or options.generation_prompt
+            self._encoders[key] = PromptEncoder(
+                with_template(self._tokenizer, None, arguments), whole=not asked, opening=opening
+            )
+        return self._encoders[key]
 
     def add(self, source: int, rows: list[_Row]) -> None:
         """Tokenise rows of one source, and write those that stay."""
@@ -294,8 +314,10 @@ class _PromptWriter:
                 self._lost[TRUNCATED] += number - len(ids)
                 record = record if made.written is None else with_text(record, made.written)
                 kept.append(_Kept(row, ids, record, media))
-                if not isinstance(self._options, PairOptions) and self._options.system_prompt is not None:
-                    self._forms.update(system_form(asked.prompt) if isinstance(asked.prompt, Chat) else ())
+                prompted = not isinstance(self._options, PairOptions) and self._options.system_prompt is not None
+                if prompted and isinstance(asked.prompt, Chat):
+                    self._forms.update(system_form(asked.prompt))
+                    self.conversations.add(source)
             else:
                 dropped.append(Dropped(row, reason, number))
                 self._lost[reason] += number
@@ -315,7 +337,7 @@ class _PromptWriter:
         Raises:
             DataError: how many there are, by reason, and the first few.
         """
-        self._bad.check(self._read.total(), self._options.max_bad_rows)
+        self._bad.check(self._read.total(), self._of_run.max_bad_rows)
 
     def files(self) -> list[SourceFile]:
         """List the sources as the store names them."""

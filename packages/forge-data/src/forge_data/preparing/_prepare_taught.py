@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from forge_data.preparing._job import Job
 from forge_data.preparing._prepare import build, check_whole, checked_directory, reusable
 from forge_data.preparing._progress import Progress
 from forge_data.reading._preprocess import load_preprocess
-from forge_data.reading._sources import DataPath, resolve
+from forge_data.reading._sources import DataPath, Source, resolve
 from forge_data.store._manifest import (
     SPAN_OFFSETS,
     SPANS,
@@ -115,10 +115,7 @@ def prepare_taught(
         "on_bad_row": on_bad_row, "max_bad_rows": max_bad_rows, "max_samples": max_samples, "media": False,
     }  # fmt: skip
     given = Options(**options, chat_template=chat_template, turn_end=turn_end)
-    if on_overflow == "split":
-        raise DataError(
-            "`on_overflow` is split, which cuts a row at another place for each of two tokenizers; take drop, truncate or error"
-        )
+    _check_overflow(on_overflow)
     check_name(format)
     check_whole("num_proc", num_proc, at_least=1)
     check_whole("seed", seed)
@@ -135,7 +132,12 @@ def prepare_taught(
         for own, each in zip(tokenizers, both, strict=True)
     ]
     sources = resolve(data_path, max_samples=max_samples)
-    inputs = [fingerprint_of_inputs(sources, job.tokenizer, job.options, function, seed) for job in jobs]
+    for source in sources:
+        _check_overflow(source.own.on_overflow, f" of {source.path}")
+    read = [_with_own_arguments(sources, tokenizers, given, at) for at in (0, 1)]
+    inputs = [
+        fingerprint_of_inputs(each, job.tokenizer, job.options, function, seed) for each, job in zip(read, jobs, strict=True)
+    ]
     known = None if None in inputs else hashlib.sha256("taught:{}:{}".format(*inputs).encode()).hexdigest()
     remove_leftovers(directory)
     if (existing := reusable(TokenStore, directory, known)) is not None:
@@ -143,10 +145,11 @@ def prepare_taught(
     scratch = partial_of(directory)
     try:
         how: Any = {"num_proc": num_proc, "seed": seed}
-        ours = build(jobs[0], sources, scratch / "student", progress=progress, **how)
+        ours = build(jobs[0], read[0], scratch / "student", progress=progress, **how)
         _check_kind(ours)
         try:
-            theirs = build(jobs[1], resolve(data_path, max_samples=max_samples), scratch / "teacher", **how)
+            again = resolve(data_path, max_samples=max_samples)
+            theirs = build(jobs[1], _with_own_arguments(again, tokenizers, given, 1), scratch / "teacher", **how)
         except (DataError, TemplateError) as error:
             if isinstance(error, TemplateError):
                 raise TemplateError(
@@ -157,6 +160,31 @@ def prepare_taught(
         return _joined(ours, theirs, directory, jobs, known)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _check_overflow(on_overflow: str | None, whose: str = "") -> None:
+    if on_overflow == "split":
+        raise DataError(
+            f"`on_overflow`{whose} is split, which cuts a row at another place for each of two tokenizers; take drop, truncate "
+            "or error"
+        )
+
+
+def _with_own_arguments(
+    sources: Sequence[Source],
+    tokenizers: "tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]",
+    options: Options,
+    which: int,
+) -> list[Source]:
+    """Leave of each entry's own arguments those that one tokenizer's template reads."""
+    found = []
+    for source in sources:
+        own = source.own
+        if own.chat_template_kwargs:
+            theirs = _arguments(tokenizers, attrs.evolve(options, chat_template_kwargs=own.chat_template_kwargs))
+            own = attrs.evolve(own, chat_template_kwargs=theirs[which])
+        found.append(attrs.evolve(source, own=own))
+    return found
 
 
 def _arguments(

@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Client, Connection, wait
 from typing import Any
 
+import attrs
+
 from forge_data._errors import DataError
 from forge_data.preparing._batch import Batch
 from forge_data.preparing._job import Job, Preprocessed, Processor, Task, read
@@ -48,7 +50,7 @@ def batches(job: Job, tasks: "Iterator[Task | Preprocessed]", num_proc: int | No
         return
     # A function without a name to import cannot be sent; then rows are read here, and tokenised there.
     local = job.preprocess is not None and ":" not in job.preprocess.name
-    sent = Job(tokenizer=job.tokenizer, options=job.options, preprocess=None) if local else job
+    sent = attrs.evolve(job, preprocess=None) if local else job
     pending = (read(task, job) if local and isinstance(task, Task) else task for task in tasks)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(worker_directory())

@@ -8,7 +8,7 @@ import attrs
 from forge_data._errors import DataError
 from forge_data._own_reading import OwnReading
 from forge_data._values import nearest
-from forge_data.reading._preprocess import Preprocess
+from forge_data.reading._preprocess import Preprocess, load_preprocess
 from forge_data.reading._sources import Source
 
 
@@ -50,8 +50,17 @@ class RowChanges:
                 raise DataError(f"`rename_columns`{whose} names the column {name!r}, which no row has{columns}")
 
     def of(self, own: OwnReading) -> "RowChanges":
-        """Return the changes of rows of a data set that may rename columns itself."""
-        return self if own.rename_columns is None else attrs.evolve(self, rename=own.rename_columns)
+        """Return the changes of rows of a data set that may have some of its own.
+
+        Raises:
+            DataError: nothing of the name of its `preprocess` can be imported and called.
+        """
+        if own.rename_columns is None and own.preprocess is None:
+            return self
+        return RowChanges(
+            self.preprocess if own.preprocess is None else load_preprocess(own.preprocess),
+            self.rename if own.rename_columns is None else own.rename_columns,
+        )
 
 
 class SourceChanges:
@@ -63,6 +72,8 @@ class SourceChanges:
     def __init__(self, sources: Sequence[Source], changes: RowChanges) -> None:
         self._groups = [None if each.own.rename_columns is None else each.group for each in sources]
         """Of each source its group, if that renames columns itself."""
+        of_entry = {source.group: changes.of(source.own) for source in sources}
+        self._of_source = [of_entry[source.group] for source in sources]
         first = dict(reversed(list(zip(self._groups, sources, strict=True))))
         self._changes = {group: changes.of(source.own) for group, source in first.items()}
         self._whose = {group: "" if group is None else f" of {source.path}" for group, source in first.items()}
@@ -74,8 +85,7 @@ class SourceChanges:
         Raises:
             DataError: as `RowChanges`.
         """
-        group = self._groups[source]
-        return self._changes[group](place, fields, self._seen[group])
+        return self._of_source[source](place, fields, self._seen[self._groups[source]])
 
     def see(self, source: int, columns: Iterable[str]) -> None:
         """Record columns of a source's rows."""

@@ -39,7 +39,9 @@ def without_long_rows(planned: Planned) -> WithoutLongRows | None:
         None where there are none, or where `max_seq_len` does not leave rows out.
     """
     s = planned.settings
-    if isinstance(planned.train, Prompts) or getattr(s.data, "max_seq_len", "") == "" or s.data.on_overflow != "drop":
+    if isinstance(planned.train, Prompts) or getattr(s.data, "max_seq_len", "") == "":
+        return None
+    if {s.data.on_overflow, *s.data.own_values("on_overflow")} != {"drop"}:
         return None
     parts = [items for items in (planned.train, planned.held_out) if items is not None]
     lengths = np.concatenate([items.longest for items in parts])

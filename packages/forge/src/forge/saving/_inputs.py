@@ -157,7 +157,7 @@ def _dataset(folder: Path) -> list[Path]:
 def _named(s: Any) -> Iterator[str]:
     """Yield files that settings of data and objective name: a preprocess, a template, a reward."""
     for owner in (s.data, s.objective):
-        for value in attrs.asdict(owner, recurse=False).values():
+        for value in (*attrs.asdict(owner, recurse=False).values(), s.data.own_values("preprocess")):
             for text in value if isinstance(value, (list, tuple, Mapping)) else [value]:
                 # A word such as `nll` is no file, though there may be one of that name.
                 if not isinstance(text, str) or "\n" in text or not {".", "/", ":"}.intersection(text):

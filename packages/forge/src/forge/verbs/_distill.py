@@ -96,7 +96,7 @@ class Distill(SFT):
                 own.teacher_path,
                 otherwise="Or set loss=gold, which compares two models of any two tokenizers.",
             )
-        elif s.data.on_overflow == "split":
+        elif "split" in (s.data.on_overflow, *s.data.own_values("on_overflow")):
             raise SettingsError(
                 f"on_overflow=split with loss={own.loss}: two tokenizers would cut a row at two places. Take drop, truncate or "
                 "error."
