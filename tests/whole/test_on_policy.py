@@ -168,7 +168,6 @@ def test_turns_that_are_learned_apart(given: dict[str, Any], tmp_path: Path) -> 
     [
         ({"on_policy": 0}, "max_new_tokens has no effect without on_policy"),
         ({"on_policy": 1.5}, "on_policy must be from 0 to 1"),
-        ({"loss": "gold"}, "on_policy with loss=gold"),
         ({"teacher_path": None, "teacher_logprobs": "taught"}, "on_policy with teacher_logprobs"),
         ({"max_tokens": 100}, "max_tokens=100 with on_policy"),
         ({"optimizer": "schedule_free"}, "schedule_free with on_policy"),

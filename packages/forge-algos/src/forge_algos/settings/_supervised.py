@@ -154,11 +154,6 @@ class DistillSettings:
                 "on_policy with teacher_logprobs: these are of the rows' own answers and say nothing of what the model "
                 "samples; give teacher_path"
             )
-        elif self.loss != "jsd":
-            raise ValueError(
-                f"on_policy with loss={self.loss}: only a teacher with the model's own tokenizer (loss=jsd) is asked about "
-                "what the model samples"
-            )
 
     def _check_stored(self) -> None:
         """Refuse two teachers or none, and what stored log-probabilities do not say."""
