@@ -141,6 +141,8 @@ ADDED = {
     "on_policy": 0.0,
     "max_new_tokens": 256,
     "sample_temperature": None,
+    "top_p": 1.0,
+    "top_k": 0,
     "unmatched_weight": None,
     "entropy_coef": 0.0,
     "use_adaptive_entropy": False,

@@ -126,8 +126,14 @@ class RehearsedOnPolicy(OfflineSteps):
 
 def sampling_of(own: forge_algos.DistillSettings) -> forge_algos.SDFTSettings:
     """Return how completions are sampled, in the words of a verb that samples."""
-    temperature = own.temperature if own.sample_temperature is None else own.sample_temperature
-    return forge_algos.SDFTSettings(max_new_tokens=own.max_new_tokens, temperature=temperature)
+    return forge_algos.SDFTSettings(
+        max_new_tokens=own.max_new_tokens,
+        temperature=own.temperature if own.sample_temperature is None else own.sample_temperature,
+        top_p=own.top_p,
+        top_k=own.top_k,
+        min_p=own.min_p,
+        repetition_penalty=own.repetition_penalty,
+    )
 
 
 def _items(run: Run) -> OwnAnswers | OwnTaught:
