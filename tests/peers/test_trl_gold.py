@@ -113,3 +113,81 @@ def test_loss(changes, seed):
     torch.testing.assert_close(terms.sum / terms.count, expected, rtol=1e-5, atol=1e-6)
     ours, theirs_ = (torch.autograd.grad(each, s, retain_graph=True)[0] for each in (terms.sum / terms.count, expected))
     torch.testing.assert_close(ours, theirs_, rtol=1e-4, atol=1e-6)
+
+
+def tokenizer_of(vocabulary, corpus):
+    """A byte-level one whose template writes turns in marks."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    specials, alphabet = ["<pad>", "<end>", "<ask>"], pre_tokenizers.ByteLevel.alphabet()
+    backend.train_from_iterator(
+        corpus,
+        trainers.BpeTrainer(
+            vocab_size=vocabulary, special_tokens=specials, initial_alphabet=sorted(alphabet), show_progress=False
+        ),
+    )
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", pad_token="<pad>")
+    made.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}<ask>{{ m['content'] }}<ask>{% else %}{{ m['content'] }}<end>"
+        "{% endif %}{% endfor %}"
+    )
+    return made
+
+
+@pytest.mark.parametrize("loss", ["gold", "uld"])
+def test_the_models_own_completions(loss, tmp_path):
+    """Loss and gradients of `GOLDTrainer.compute_loss` on completions without an end, with lmbda=1.
+
+    TRL is given the teacher's own prompt: it would hand it the student's, in the marks of the student's template.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from trl.experimental.gold.gold_trainer import GOLDTrainer, build_teacher_inputs_from_texts
+
+    from forge.tasks.items._own_taught import OwnTaught
+    from forge_algos import AlignedDistill, DistillSettings
+    from forge_data import InMemoryRows, prepare_taught, shared_tokens
+
+    answers = ["the apple is very red, she said", "because the sun shines on the naïve melon", "no 🙂 no no"]
+    own, other = tokenizer_of(290, answers[:1]), tokenizer_of(310, answers[1:])
+    other.save_pretrained(tmp_path / "teacher")
+    rows = [{"messages": [{"role": "user", "content": "why?"}, {"role": "assistant", "content": each}]} for each in answers]
+    store = prepare_taught(InMemoryRows.of(rows), own, other, tmp_path / "store", progress=False)
+    models = []
+    for seed, tokenizer in ((1, own), (2, other)):
+        torch.manual_seed(seed)
+        shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+        models.append(LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), initializer_range=0.3, **shape)).eval())
+    items = OwnTaught(store, str(tmp_path / "teacher"), 64)
+    settings = DistillSettings(teacher_path="loaded", loss=loss, on_policy=1.0)
+    ends = shared_tokens(own, other, store.teacher_ends) if loss == "gold" else (np.zeros(0, np.int64),) * 2
+    objective = AlignedDistill(settings=settings, teacher=models[1], shared=ends).bind(models[0], device=torch.device("cpu"))
+    calls = {"uld_use_hybrid_loss": loss == "gold", "uld_student_temperature": 1.0, "uld_teacher_temperature": 1.0}
+    compared = uld_loss(own.get_vocab(), other.get_vocab(), **calls)
+    for at, text in enumerate(("very well, he said", "the melon 🙂 is red", "naïve")):
+        ids = np.array(own(text)["input_ids"], np.int32)
+        prompt = items.prompt(at)
+        student = torch.from_numpy(np.append(prompt, ids).astype(np.int64))[None]
+        labels = torch.where(torch.arange(student.shape[1]) < len(prompt), -100, student)
+        given = {"input_ids": student, "labels": labels, "attention_mask": torch.ones_like(student)}
+        trainer = SimpleNamespace(
+            use_uld_loss=True, teacher_tokenizer=other, uld_loss_fn=compared, _tokenizer=own, _teacher_processor=None,
+            accelerator=SimpleNamespace(device="cpu"), teacher_model=models[1], _get_model_forward_kwargs=lambda _: {},
+            args=SimpleNamespace(gradient_accumulation_steps=1), _matched_sum=0, _unmatched_sum=0, _matched_step_eq=0,
+            _unmatched_step_eq=0,
+        )  # fmt: skip
+        GOLDTrainer._maybe_add_completion_byte_offsets(trainer, given)
+        given |= {"original_prompt_text": ["<ask>why?<ask>"], "original_completion_text": [text]}
+        theirs = build_teacher_inputs_from_texts(other, ["<ask>why?<ask>"], [text])
+        read, figures = items.read([at], [ids], [False])
+        assert figures["rollout_compared"] == 1
+        assert [*other("<ask>why?<ask>")["input_ids"], *read[0].theirs.ids] == theirs[0][0, :-1].tolist()
+        expected = GOLDTrainer.compute_loss(trainer, models[0], given)
+        wanted = torch.autograd.grad(expected, list(models[0].parameters()))
+        terms = objective(items.with_completions([at], read))
+        found = torch.autograd.grad(terms.sum / terms.count, list(models[0].parameters()))
+        assert (terms.sum / terms.count).item() == pytest.approx(expected.item(), rel=1e-5)
+        for ours, each in zip(found, wanted, strict=True):
+            torch.testing.assert_close(ours, each, rtol=1e-4, atol=1e-6)

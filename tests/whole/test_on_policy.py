@@ -109,6 +109,7 @@ def test_learns_to_predict_as_the_teacher_does(given: dict[str, Any], tmp_path: 
 def test_a_resume_is_invisible(given: dict[str, Any], tmp_path: Path) -> None:
     """Stopped after two steps and resumed, a run samples the same completions and makes the same steps to the bit."""
     given = given | {"on_policy": 0.6, "validation_split": 0.2, "keep_full_state": True, "max_steps": 5}
+    given |= {"top_p": 0.9, "top_k": 40, "min_p": 0.01, "repetition_penalty": 1.1}
     forge.distill(**given, ckpt_output_dir=tmp_path / "whole")
     forge.distill(**given | {"max_steps": 2}, ckpt_output_dir=tmp_path / "cut")
     forge.distill(**given, ckpt_output_dir=tmp_path / "cut")
@@ -118,8 +119,23 @@ def test_a_resume_is_invisible(given: dict[str, Any], tmp_path: Path) -> None:
     assert 0 < len(names[0]) < 5  # a share of the steps
     for name in names[0]:
         assert (tmp_path / "cut" / "samples" / name).read_text() == (tmp_path / "whole" / "samples" / name).read_text()
-    with pytest.raises(forge.SettingsError, match="on_policy"):
-        forge.distill(**given | {"on_policy": 0.7}, ckpt_output_dir=tmp_path / "cut")
+    for name, other in (("on_policy", 0.7), ("top_k", 0), ("min_p", 0.0)):
+        with pytest.raises(forge.SettingsError, match=name):
+            forge.distill(**given | {name: other}, ckpt_output_dir=tmp_path / "cut")
+
+
+def test_sampling_has_the_settings_of_the_verbs_that_sample(given: dict[str, Any], tmp_path: Path) -> None:
+    """With top_k=1 each completion is the model's likeliest one, and a penalty of repeated tokens leaves none twice."""
+    one = forge.distill(**given | {"top_k": 1, "max_steps": 1}, ckpt_output_dir=tmp_path / "greedy").output_dir
+    tokenizer = AutoTokenizer.from_pretrained(given["model_path"])
+    model = AutoModelForCausalLM.from_pretrained(given["model_path"]).eval()
+    for line in samples_of(one, 1):
+        ids = tokenizer(line["prompt"], add_special_tokens=False, return_tensors="pt")["input_ids"]
+        made = model.generate(ids, do_sample=False, max_new_tokens=12, pad_token_id=0)
+        assert made[0, ids.shape[1] :].tolist() == line["completion_ids"]
+    once = forge.distill(**given | {"repetition_penalty": 1e6, "max_steps": 1}, ckpt_output_dir=tmp_path / "once").output_dir
+    for line in samples_of(once, 1):
+        assert len(set(line["completion_ids"])) == len(line["completion_ids"])
 
 
 @pytest.mark.slow
@@ -193,8 +209,9 @@ def test_rows_with_weights_and_short_prompts(given: dict[str, Any], tmp_path: Pa
     ("more", "message"),
     [
         ({"on_policy": 0}, "max_new_tokens has no effect without on_policy"),
+        ({"on_policy": 0, "max_new_tokens": 256, "top_k": 5}, "top_k has no effect without on_policy"),
+        ({"top_p": 0}, "top_p"),
         ({"on_policy": 1.5}, "on_policy must be from 0 to 1"),
-        ({"loss": "gold"}, "on_policy with loss=gold"),
         ({"teacher_path": None, "teacher_logprobs": "taught"}, "on_policy with teacher_logprobs"),
         ({"max_tokens": 100}, "max_tokens=100 with on_policy"),
         ({"optimizer": "schedule_free"}, "schedule_free with on_policy"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +68,37 @@ def settings(model_dir: Path, teacher: Path, chats: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def naive_loss(run: Path, model_path: str, teacher_path: str, *, hybrid: bool) -> float:
-    """The mean over all spans of a run's rows, from whole distributions of both models, one sample at a time."""
+def of_rows(run: Path) -> Iterator[tuple[Any, Any, Any]]:
+    """A run's rows as both models have them, and their spans."""
+    store = forge_data.TokenStore.open(run / "data" / "train")
+    for row in range(len(store)):
+        (text,), spans = store.taught(row)
+        yield store[row].input_ids, text, spans
+
+
+def of_samples(run: Path, step: int, teacher_path: str) -> Iterator[tuple[Any, Any, Any]]:
+    """What was sampled for a step behind its prompts, in the order of the step, as both models have it."""
+    store = forge_data.TokenStore.open(run / "data" / "train")
+    own, other = store.tokenizer(), AutoTokenizer.from_pretrained(teacher_path)
+    reader, of = forge_data.AnswerReader(own, other), store.settings["alignment"]
+    room = math.ceil(1.5 * 9 * max(1, of["teacher_tokens"] / of["tokens"]))
+    for line in map(json.loads, (run / "samples" / f"step_{step}.jsonl").read_text().splitlines()):
+        row, (text, *_) = store[line["row"]], store.taught(line["row"])[0]
+        question = conversations(24)[line["row"]]["messages"][-2]["content"]
+        begin = int(store.teacher_runs[line["row"]])
+        assert other.decode(text[:begin]).endswith(f"[Q] {question} [/Q]")  # its own template's, not the model's
+        completion = np.array(line["completion_ids"], np.int32)
+        prompt = own(line["prompt"], add_special_tokens=False)["input_ids"]
+        found = reader((row.input_ids, row.labels), text, begin, completion, ended=line["finished"])
+        moved = found.spans[found.spans[:, 3] <= room] + [len(prompt), len(prompt), begin, begin]
+        yield np.append(prompt, completion), np.append(text[:begin], found.ids), moved
+
+
+def naive_loss(rows: Iterable[tuple[Any, Any, Any]], model_path: str, teacher_path: str, *, hybrid: bool) -> tuple[float, int]:
+    """The mean over all spans of rows, from whole distributions of both models, one sample at a time; and their number."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    store = forge_data.TokenStore.open(run / "data" / "train")
     models = [AutoModelForCausalLM.from_pretrained(path).eval() for path in (model_path, teacher_path)]
     own, other = (AutoTokenizer.from_pretrained(path) for path in (model_path, teacher_path))
     spelled = {text: at for text, at in own.get_vocab().items() if at not in own.added_tokens_decoder}
@@ -83,10 +110,8 @@ def naive_loss(run: Path, model_path: str, teacher_path: str, *, hybrid: bool) -
     pairs += [(own.convert_tokens_to_ids("<|im_end|>"), other.convert_tokens_to_ids("</s>"))]
     ours, theirs = (torch.tensor(each) for each in zip(*pairs, strict=True)) if hybrid else (torch.tensor([], dtype=int),) * 2
     total, count = 0.0, 0
-    for row in range(len(store)):
-        texts, spans = store.taught(row)
-        assert len(texts) == 1
-        ids = [torch.tensor(np.asarray(each, np.int64)) for each in (store[row].input_ids, texts[0])]
+    for *both_ids, spans in rows:
+        ids = [torch.tensor(np.asarray(each, np.int64)) for each in both_ids]
         with torch.no_grad():
             both = [model(each[None]).logits[0].double().softmax(-1) for model, each in zip(models, ids, strict=True)]
         for a, b, c, d in spans.tolist():
@@ -103,7 +128,7 @@ def naive_loss(run: Path, model_path: str, teacher_path: str, *, hybrid: bool) -
             share = len(ours) / len(q)
             total += share * matched.item() + (1 - share) * np.abs(rest[0] - rest[1]).sum()
             count += 1
-    return total / count
+    return total / count, count
 
 
 @pytest.mark.parametrize("loss", ["gold", "uld"])
@@ -112,7 +137,7 @@ def test_the_loss_is_that_of_both_models_by_themselves(loss: str, settings: dict
     given = settings | {"loss": loss, "effective_batch_size": 24, "max_steps": 2}
     run = forge.distill(**given, ckpt_output_dir=tmp_path / "run").output_dir
     first, second = metrics(run)
-    expected = naive_loss(run, given["model_path"], given["teacher_path"], hybrid=loss == "gold")
+    expected, _ = naive_loss(of_rows(run), given["model_path"], given["teacher_path"], hybrid=loss == "gold")
     assert first["loss"] == pytest.approx(expected, rel=1e-5)
     assert second["loss"] < first["loss"]
     log = (run / "log.txt").read_text()
@@ -124,6 +149,39 @@ def test_the_loss_is_that_of_both_models_by_themselves(loss: str, settings: dict
             for name in ("loss", "grad_norm", "matched", "unmatched"):
                 assert one[name] == pytest.approx(other[name], rel=1e-4)
             assert one["loss_spans"] == other["loss_spans"]
+
+
+@pytest.fixture(scope="module")
+def speaking(model_dir: Path, chats: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The tiny model once it has learned to write answers, and to end them."""
+    given = {"learning_rate": 2e-2, "lr_scheduler": "constant", "effective_batch_size": 24, "max_steps": 40, "lint": "off"}
+    run = forge.sft(model_path=model_dir, data_path=chats, ckpt_output_dir=tmp_path_factory.mktemp("speaking") / "run", **given)
+    return str(run.model_dir)
+
+
+@pytest.mark.parametrize("loss", ["gold", pytest.param("uld", marks=pytest.mark.lane)])
+def test_the_models_own_completions(loss: str, settings: dict[str, Any], speaking: str, tmp_path: Path) -> None:
+    """A step on what the model samples has the mean over its spans, read by the teacher behind its own prompt.
+
+    It is the same in any micro-batches; stopped and resumed, a run samples the same and makes the same steps to the bit.
+    """
+    given = settings | {"loss": loss, "seed": 5, "on_policy": 0.7, "max_new_tokens": 9, "max_steps": 4, "keep_full_state": True}
+    given["model_path"] = speaking
+    for name, changes in (("whole", {}), ("wide", {"max_tokens_per_gpu": 2000}), ("cut", {"max_steps": 2}), ("cut", {})):
+        forge.distill(**given | changes, ckpt_output_dir=tmp_path / name)
+    steps = {name: [line for line in metrics(tmp_path / name) if "loss" in line] for name in ("whole", "wide", "cut")}
+    assert [line["loss"] for line in steps["cut"]] == [line["loss"] for line in steps["whole"]]
+    assert [line["loss"] for line in steps["wide"]] == pytest.approx([line["loss"] for line in steps["whole"]], rel=1e-4)
+    sampled = sorted(int(each.stem[5:]) for each in (tmp_path / "whole" / "samples").iterdir())
+    assert sampled == [1, 3, 4]  # a share of the steps, drawn by the seed
+    rows = list(of_samples(tmp_path / "whole", 1, given["teacher_path"]))
+    expected, count = naive_loss(rows, given["model_path"], given["teacher_path"], hybrid=loss == "gold")
+    line = steps["whole"][0]
+    assert line["loss"] == pytest.approx(expected, rel=1e-5)
+    assert line["loss_spans"] == count
+    figures = next(each for each in metrics(tmp_path / "whole") if "rollout_compared" in each)
+    share = sum(int((spans[:, 1] - spans[:, 0]).sum()) for _, _, spans in rows)
+    assert figures["rollout_compared"] == pytest.approx(share / (figures["rollout_length"] * len(rows)))
 
 
 def test_is_resumed_to_the_bit(settings: dict[str, Any], tmp_path: Path) -> None:
@@ -169,6 +227,17 @@ def test_is_planned(settings: dict[str, Any], tmp_path: Path, monkeypatch: pytes
     assert phase["planned"] == pytest.approx(phase["measured"], rel=0.05)
 
 
+@pytest.mark.lane
+def test_own_completions_are_planned(settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory plan rehearses sampling, and a step on completions as long as both models may have them."""
+    monkeypatch.setattr(_memory, "_SMALL", 0)
+    given = settings | {"on_policy": 1.0, "max_new_tokens": 60, "max_tokens_per_gpu": 300, "max_steps": 1}
+    run = forge.distill(**given, ckpt_output_dir=tmp_path / "run").output_dir
+    found = {phase["name"]: phase for phase in json.loads((run / "memory.json").read_text())["phases"]}
+    assert "rollout" in found
+    assert found["first steps"]["measured"] <= 1.05 * found["step"]["planned"]
+
+
 def test_turns_that_are_learned_apart(settings: dict[str, Any], model_dir: Path, teacher: Path, tmp_path: Path) -> None:
     """A row whose turns the student learns one by one is an item, in one step, and each turn is compared."""
     student = tmp_path / "student"
@@ -181,7 +250,7 @@ def test_turns_that_are_learned_apart(settings: dict[str, Any], model_dir: Path,
     (line,) = metrics(run)
     assert line["samples"] == 24
     assert len(forge_data.TokenStore.open(run / "data" / "train")) > 24
-    assert line["loss"] == pytest.approx(naive_loss(run, str(student), str(teacher), hybrid=True), rel=1e-5)
+    assert line["loss"] == pytest.approx(naive_loss(of_rows(run), str(student), str(teacher), hybrid=True)[0], rel=1e-5)
     assert "training on 24 rows" in (run / "log.txt").read_text()
 
 
@@ -201,8 +270,9 @@ def test_two_ranks_that_share_a_row(settings: dict[str, Any], tmp_path: Path) ->
 
 @pytest.mark.lane
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_two_ranks(strategy: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    """Divided over two ranks the steps and the held-out loss are those of one."""
-    given = settings | {"validation_split": 0.25, "strategy": strategy}
+@pytest.mark.parametrize(("strategy", "more"), [("ddp", {}), ("fsdp2", {}), ("fsdp2", {"on_policy": 1.0, "max_new_tokens": 9})])
+def test_two_ranks(strategy: str, more: dict[str, Any], settings: dict[str, Any], speaking: str, tmp_path: Path) -> None:
+    """Divided over two ranks the steps and the held-out loss are those of one, on own completions too."""
+    given = settings | more | {"validation_split": 0.25, "strategy": strategy}
+    given |= {"model_path": speaking} if more else {}
     assert_two_ranks_as_one("distill", given, tmp_path, ("loss", "grad_norm", "matched", "unmatched", "eval_loss"))

@@ -48,6 +48,10 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "on_policy": ({}, 0.0, 1.0),
         "max_new_tokens": ({"on_policy": 1.0}, 256, 3),
         "sample_temperature": ({"on_policy": 1.0}, 1.0, 2.0),
+        "top_p": ({"on_policy": 1.0}, 1.0, 0.5),
+        "top_k": ({"on_policy": 1.0}, 0, 1),
+        "min_p": ({"on_policy": 1.0}, 0.0, 0.9),
+        "repetition_penalty": ({"on_policy": 1.0}, 1.0, 9.0),
         "loss": ({}, "jsd", "gold"),
         "matched_weight": ({"loss": "gold", "unmatched_weight": 1.0}, 1.0, 2.0),
         "unmatched_weight": ({"loss": "gold", "matched_weight": 1.0, "teacher_path": "ANOTHER TOKENIZER"}, 1.0, 2.0),
@@ -224,6 +228,7 @@ REPEATED = [
     *(("kto", name) for name in ("reference", "reference_path", "reference_sync_steps", "reference_mixup")),
     *((verb, "normalize") for verb in ("orpo", "simpo", "kto")),
     *(("sdft", name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")),
+    *(("distill", name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")),
     *(("grpo", name) for name in ("reference_sync_steps", "reference_mixup")),
 ]
 """What a verb has from the same group or code as another, where CI tries it: grpo, dpo, and dpo and reward."""

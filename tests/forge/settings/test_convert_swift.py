@@ -276,6 +276,7 @@ RLHF = [
     ("gkd", "--teacher_model org/t --lmbda 0", "distill", {"teacher_path": "org/t", "train_on": "last", "temperature": 0.9}),
     ("gkd", "--teacher_model t", "distill", {"on_policy": 0.5, "max_new_tokens": 512, "temperature": 0.9}),
     ("gkd", "--teacher_model t --lmbda 1 --max_completion_length 9", "distill", {"on_policy": 1, "max_new_tokens": 9}),
+    ("gkd", "--teacher_model t --top_p 0.9 --top_k -1", "distill", {"top_p": 0.9, "top_k": None}),
     ("grpo", "", "grpo", {"loss_type": "grpo", "kl_weight": 0.04, "temperature": 0.9, "max_new_tokens": 512}),
     ("grpo", "--beta 0 --importance_sampling_level sequence", "grpo", {"loss_type": "gspo", "clip": 0.2}),
     ("grpo", "--advantage_estimator rloo", "grpo", {"baseline": "leave_one_out", "kl_in_reward": True, "kl_weight": 0.04}),

@@ -207,7 +207,7 @@ def test_what_is_to_be_looked_at(more: list[str], key: str) -> None:
     [
         (script("algorithm.adv_estimator=remax"), "adv_estimator=remax: of these there are gae, grpo,"),
         (script(f"{ACTOR}.policy_loss.loss_mode=clip_cov"), "loss_mode=clip_cov: of these there are vanilla, gspo, sapo"),
-        (script("distillation.enabled=True"), "distillation.enabled: .*forge distill"),
+        (script("distillation.enabled=True"), "use_task_rewards: .*no rewards beside the teacher"),
         (
             script(f"{ROLLOUT}.multi_turn.enable=False", f"{ROLLOUT}.multi_turn.tool_config_path=t.yaml"),
             r"as an environment \(env=",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         PretrainDataSettings as PretrainDataSettings,
         PromptDataSettings as PromptDataSettings,
     )
+    from forge_data.aligning._answers import AnswerReader as AnswerReader, TaughtAnswer as TaughtAnswer
     from forge_data.aligning._spelling import Spelling as Spelling, shared_tokens as shared_tokens
     from forge_data.findings._finding import Finding as Finding
     from forge_data.findings._report import LintReport as LintReport
@@ -65,6 +66,7 @@ _PUBLIC = {
     "_settings": (
         "DataSettings EmbedDataSettings LabelledDataSettings PreferenceDataSettings PretrainDataSettings PromptDataSettings"
     ),
+    "aligning._answers": "AnswerReader TaughtAnswer",
     "aligning._spelling": "Spelling shared_tokens",
     "findings._finding": "Finding",
     "findings._report": "LintReport",

@@ -21,6 +21,11 @@ def _at_most_one(_instance: Any, field: Any, value: Any) -> None:
         raise ValueError(f"{field.name} must be from 0 to 1, got {value!r}")
 
 
+_above_share: Any = attrs.validators.and_(number(kind=float, above=True), attrs.validators.le(1))
+_SAMPLING = ("max_new_tokens", "sample_temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Settings of `DistillSettings` that say how completions are sampled."""
+
+
 def _path(_instance: Any, field: Any, value: Any) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{field.name} must be a path or a model's name, got {value!r} ({type(value).__name__})")
@@ -120,6 +125,16 @@ class DistillSettings:
     sample_temperature: float | None = attrs.field(default=None, validator=attrs.validators.optional(logits_divisor))
     """Divisor of the logits where completions are sampled with on_policy, at least 1e-6;
     the same as temperature by default."""
+    top_p: float = attrs.field(default=1.0, validator=_above_share)
+    """Share of the probability whose likeliest tokens are sampled from with on_policy; 1 is all."""
+    top_k: int = attrs.field(default=0, validator=number(kind=int))
+    """Number of likeliest tokens that are sampled from with on_policy; 0 is all."""
+    min_p: float = attrs.field(default=0.0, validator=_at_most_one)
+    """Share of the likeliest token's probability below which no token is sampled with on_policy;
+    0 is all."""
+    repetition_penalty: float = attrs.field(default=1.0, validator=number(kind=float, above=True))
+    """Divisor, while sampling with on_policy, of the positive logits of tokens that prompt or completion
+    have already, and factor of their negative ones; above 1 they come less often (arXiv 1909.05858)."""
     matched_weight: float | None = attrs.field(default=None, validator=attrs.validators.optional(_weight))
     """Weight of the tokens that both vocabularies have, with loss=gold;
     by default the share of the teacher's vocabulary that they are."""
@@ -146,18 +161,13 @@ class DistillSettings:
     def _check_sampled(self) -> None:
         """Refuse settings of sampling without samples, and samples without their teacher."""
         if not self.on_policy:
-            for name, default in (("max_new_tokens", 256), ("sample_temperature", None)):
-                if getattr(self, name) != default:
+            for name in _SAMPLING:
+                if getattr(self, name) != getattr(attrs.fields(DistillSettings), name).default:
                     raise ValueError(f"{name} has no effect without on_policy, by which completions are sampled")
         elif self.teacher_logprobs is not None:
             raise ValueError(
                 "on_policy with teacher_logprobs: these are of the rows' own answers and say nothing of what the model "
                 "samples; give teacher_path"
-            )
-        elif self.loss != "jsd":
-            raise ValueError(
-                f"on_policy with loss={self.loss}: only a teacher with the model's own tokenizer (loss=jsd) is asked about "
-                "what the model samples"
             )
 
     def _check_stored(self) -> None:

@@ -34,6 +34,8 @@ class Aligned(NamedTuple):
     """int32[G, 4]: tokens [a, b) of the sample, and [c, d) of `ids`, of the same text."""
     ends: list[tuple[int, int]]
     """Token of either that ends a turn, for each turn that both end with one."""
+    begin: int = 0
+    """Where in `ids` the last run begins."""
 
 
 class _Run(NamedTuple):
@@ -74,7 +76,9 @@ def align(ours: Sequence[Sample], theirs: Sequence[Sample], own: Spelling, other
             continue
         starts = np.zeros(sum(map(len, ids)), np.uint8)
         starts[list(begins.values())] = 1
-        found.append(Aligned(np.concatenate(ids).astype(np.int32), starts, whole.astype(np.int32), ends))
+        last = pairs[-1][1]
+        begin = begins[last.sample] + last.start
+        found.append(Aligned(np.concatenate(ids).astype(np.int32), starts, whole.astype(np.int32), ends, begin))
     return found
 
 
@@ -89,7 +93,7 @@ def _runs(samples: Sequence[Sample]) -> Iterator[_Run]:
             yield _Run(number, start, stop)
 
 
-class _Side(NamedTuple):
+class Side(NamedTuple):
     """A run of learned tokens, without what ends its turn."""
 
     text: bytes
@@ -105,7 +109,16 @@ def _spans(
 ) -> "tuple[NDArray[np.int64], list[tuple[int, int]]]":
     """Align two runs: int64[G, 4], and the two tokens that end them, if special ones do."""
     parts = ids[run.start : run.stop], other_ids[other_run.start : other_run.stop]
-    a, b = (_side(part, spelling) for part, spelling in zip(parts, (own, other), strict=True))
+    a, b = (side_of(part, spelling) for part, spelling in zip(parts, (own, other), strict=True))
+    found, both_end = common_spans(a, b)
+    closing: list[tuple[int, int]] = []
+    if both_end and a.closing is not None and b.closing is not None:
+        closing.append((int(parts[0][a.closing]), int(parts[1][b.closing])))
+    return found + np.repeat([run.start, other_run.start], 2), closing
+
+
+def common_spans(a: Side, b: Side) -> "tuple[NDArray[np.int64], bool]":
+    """Align the tokens of two runs: int64[G, 4], and whether both texts end alike."""
     alike = _common_prefix(a.text, b.text)
     cuts = np.intersect1d(a.bounds[a.bounds <= alike], b.bounds[b.bounds <= alike])
     found = [_between(a, b, cuts, cuts)]
@@ -118,16 +131,16 @@ def _spans(
         cuts = np.intersect1d(ours[ours >= -ends_alike], theirs[theirs >= -ends_alike])
         found.append(_between(a, b, cuts + sizes[0], cuts + sizes[1]))
         both_end = ends_alike > 0
-    closing: list[tuple[int, int]] = []
     if both_end and a.closing is not None and b.closing is not None:
-        closing.append((int(parts[0][a.closing]), int(parts[1][b.closing])))
         # With the blanks before them.
         found.append(np.array([[len(a.bounds) - 1, a.closing + 1, len(b.bounds) - 1, b.closing + 1]]))
-    return np.concatenate(found) + np.repeat([run.start, other_run.start], 2), closing
+    return np.concatenate(found), both_end
 
 
-def _side(ids: "NDArray[np.int32]", spelling: Spelling) -> _Side:
-    spelled, special = spelling.of(ids), [int(number) in spelling.special for number in ids]
+def side_of(ids: "NDArray[np.int32]", spelling: Spelling, special: "Sequence[bool] | None" = None) -> Side:
+    """Read a run of tokens; `special` are those that may end its turn, by default all such."""
+    spelled = spelling.of(ids)
+    special = [int(number) in spelling.special for number in ids] if special is None else special
     size = len(spelled)
     while size and (special[size - 1] or not spelled[size - 1].strip(_BLANKS)):
         size -= 1
@@ -136,10 +149,10 @@ def _side(ids: "NDArray[np.int32]", spelling: Spelling) -> _Side:
     lead = len(whole) - len(whole.lstrip(_BLANKS))
     text = whole.strip(_BLANKS)
     ends = np.cumsum([len(each) for each in spelled[:size]], dtype=np.int64) - lead
-    return _Side(text, np.append(0, ends).clip(0, len(text)).astype(np.int64), closing)
+    return Side(text, np.append(0, ends).clip(0, len(text)).astype(np.int64), closing)
 
 
-def _between(a: _Side, b: _Side, cuts: "NDArray[np.int64]", other_cuts: "NDArray[np.int64]") -> "NDArray[np.int64]":
+def _between(a: Side, b: Side, cuts: "NDArray[np.int64]", other_cuts: "NDArray[np.int64]") -> "NDArray[np.int64]":
     """Return the tokens between places of both texts that follow each other: int64[G, 4]."""
     # A token that spells nothing belongs to the span of the next one that does.
     at = [np.searchsorted(side.bounds, places) for side, places in ((a, cuts), (b, other_cuts))]

@@ -32,6 +32,7 @@ from forge_data.store._manifest import (
     SUPERVISED,
     TEACHER_IDS,
     TEACHER_OFFSETS,
+    TEACHER_RUNS,
     TEACHER_STARTS,
 )
 from forge_data.store._partial import partial_of, remove_leftovers
@@ -138,7 +139,7 @@ def prepare_taught(
     inputs = [
         fingerprint_of_inputs(each, job.tokenizer, job.options, function, seed) for each, job in zip(read, jobs, strict=True)
     ]
-    known = None if None in inputs else hashlib.sha256("taught:{}:{}".format(*inputs).encode()).hexdigest()
+    known = None if None in inputs else hashlib.sha256("taught 2:{}:{}".format(*inputs).encode()).hexdigest()
     remove_leftovers(directory)
     if (existing := reusable(TokenStore, directory, known)) is not None:
         return existing
@@ -227,6 +228,7 @@ def _joined(ours: TokenStore, theirs: TokenStore, directory: Path, jobs: list[Jo
             totals["spans"] += len(lengths)
             totals["alike"] += int((lengths == 1).all(axis=1).sum())
             totals["tokens"] += int(lengths[:, 0].sum())
+            totals["teacher_tokens"] += int(lengths[:, 1].sum())
             if not len(lengths):
                 totals["left_out"] += 1
                 first = first or ours.source(number)
@@ -256,7 +258,7 @@ def _joined(ours: TokenStore, theirs: TokenStore, directory: Path, jobs: list[Jo
     return TokenStore.open(directory)
 
 
-_COUNTED = ("spans", "alike", "tokens", "left_out")
+_COUNTED = ("spans", "alike", "tokens", "teacher_tokens", "left_out")
 
 
 def _one_to_one(ends: "Counter[tuple[int, int]]") -> list[list[int]]:
@@ -275,6 +277,7 @@ def _arrays(found: list[Aligned]) -> "dict[str, NDArray[Any]]":
         TEACHER_OFFSETS: np.array([len(each.ids) for each in found]),
         SPANS: np.concatenate([each.spans.reshape(-1) for each in found]),
         SPAN_OFFSETS: np.array([each.spans.size for each in found]),
+        TEACHER_RUNS: np.array([each.begin for each in found]),
     }
 
 

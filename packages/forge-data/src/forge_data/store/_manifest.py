@@ -71,6 +71,7 @@ MEDIA, MEDIA_OFFSETS = "images.bin", "image_offsets.bin"
 MEDIA_FILES, MEDIA_FILE_OFFSETS = "image_files.bin", "image_file_offsets.bin"
 TEACHER_IDS, TEACHER_STARTS, TEACHER_OFFSETS = "teacher_ids.bin", "teacher_starts.bin", "teacher_offsets.bin"
 SPANS, SPAN_OFFSETS = "spans.bin", "span_offsets.bin"
+TEACHER_RUNS = "teacher_runs.bin"
 ALONE = -1
 """In `SHARED`: no later turn of its row follows a sample."""
 
@@ -94,6 +95,7 @@ DTYPES = {
     TEACHER_OFFSETS: np.dtype("<i8"),
     SPANS: np.dtype("<i4"),
     SPAN_OFFSETS: np.dtype("<i8"),
+    TEACHER_RUNS: np.dtype("<i4"),
     MARGINS: np.dtype("<f4"),
     "records.bin": np.dtype("u1"),
     "record_offsets.bin": np.dtype("<i8"),
@@ -112,6 +114,7 @@ _ARRAY_KIND = {
     TEACHER_OFFSETS: SUPERVISED,
     SPANS: SUPERVISED,
     SPAN_OFFSETS: SUPERVISED,
+    TEACHER_RUNS: SUPERVISED,
     MARGINS: PREFERENCE,
     "records.bin": PROMPTS,
     "record_offsets.bin": PROMPTS,
@@ -120,7 +123,7 @@ _NOT_OF_PROMPTS = ("loss_mask.bin", "segment_starts.bin", "segment_roles.bin", "
 
 
 OF_MEDIA = (MEDIA, MEDIA_OFFSETS, MEDIA_FILES, MEDIA_FILE_OFFSETS)
-OF_TEACHER = (TEACHER_IDS, TEACHER_STARTS, TEACHER_OFFSETS, SPANS, SPAN_OFFSETS)
+OF_TEACHER = (TEACHER_IDS, TEACHER_STARTS, TEACHER_OFFSETS, SPANS, SPAN_OFFSETS, TEACHER_RUNS)
 OPTIONAL = (SHARED, WEIGHTS, *OF_MEDIA, *OF_TEACHER, MARGINS)
 """Arrays that a store has only where its rows give them."""
 

@@ -23,6 +23,7 @@ from forge_data.store._manifest import (
     SPANS,
     TEACHER_IDS,
     TEACHER_OFFSETS,
+    TEACHER_RUNS,
     TEACHER_STARTS,
     UNPAIRED,
 )
@@ -220,6 +221,17 @@ class TokenStore(Store):
         longest = np.zeros(len(offsets) - 1, np.int64)
         np.maximum.at(longest, of, np.diff(np.append(begins, offsets[-1])))
         return np.stack([self._pick(np.bincount(of, minlength=len(longest))), self._pick(longest)], axis=1)
+
+    @property
+    def teacher_runs(self) -> "NDArray[np.int64]":
+        """int64[N], where in a teacher's tokens of each sample its last learned stretch begins.
+
+        Raises:
+            StoreError: the store was prepared without a teacher, or by an earlier version.
+        """
+        if TEACHER_RUNS not in self._arrays:
+            raise StoreError(f"{self.path} does not say where a teacher's answers begin; prepare_taught writes that")
+        return self._pick(self._arrays[TEACHER_RUNS]).astype(np.int64)
 
     @property
     def teacher_ends(self) -> list[tuple[int, int]]:

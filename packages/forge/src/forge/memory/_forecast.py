@@ -34,6 +34,7 @@ from forge.tasks._task import Run
 from forge.tasks.items._items import Items
 from forge.tasks.items._media import media_names
 from forge.tasks.items._own_answers import OwnAnswers
+from forge.tasks.items._own_taught import OwnTaught
 from forge.tasks.items._prompts import Prompts
 
 ROLLOUT = "rollout"
@@ -78,7 +79,7 @@ def _plan_of(bare: Rehearsed | Derived, target: Target) -> MemoryPlan:
     phase, step, tokens = max(tried, key=lambda each: each[0].planned)
     phases = [phase]
     online = isinstance(planned.train, Prompts)
-    if online or isinstance(planned.train, OwnAnswers):
+    if online or isinstance(planned.train, (OwnAnswers, OwnTaught)):
         rollout, tokens = bare.rollout()
         phases.insert(0, divided(planned, ROLLOUT, rollout.parts, bare.groups, on_host=target.block == 1))
         notes.append(_ROLLOUTS)
@@ -134,7 +135,7 @@ _MANY = 100
 
 def _row_lengths(planned: Planned) -> int:
     """Return how many lengths the rows of a run have, up to `_MANY`."""
-    if isinstance(planned.train, (OwnAnswers, Prompts)):
+    if isinstance(planned.train, (OwnAnswers, OwnTaught, Prompts)):
         return _MANY  # completions end anywhere
     plan, found = planned.plan, set[int]()
     for step in range(LOOKED_AT if plan.endless else min(plan.num_steps, LOOKED_AT)):

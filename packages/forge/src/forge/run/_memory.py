@@ -29,6 +29,7 @@ from forge.tasks._answers import read_prompts
 from forge.tasks._media import has_media
 from forge.tasks._task import Task
 from forge.tasks.items._own_answers import OwnAnswers
+from forge.tasks.items._own_taught import OwnTaught
 from forge.tasks.items._prompts import Prompts
 
 FILE = "memory.json"
@@ -162,7 +163,7 @@ class FirstSteps:
         shares = (s.evaluation.eval_every_steps, s.checkpoints.full_state_every_steps, saved if saved < 1 else 0)
         often = any(steps_between(every, planned.num_steps) == 1 for every in shares)
         # Between the steps of an online verb completions are sampled, which is a phase of its own.
-        sampled = isinstance(planned.train, (OwnAnswers, Prompts))
+        sampled = isinstance(planned.train, (OwnAnswers, OwnTaught, Prompts))
         disturbed = often or sampled or 1 <= saved <= s.plan.effective_batch_size
         meter = planned.machine.meter()
         second = range(1, 2) if meter is not None and meter.records else range(2)

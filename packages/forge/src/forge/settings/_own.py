@@ -32,8 +32,8 @@ OWN = {
         "distill, sdft, dpo, orpo, simpo and kto": "beta",
         "distill, sdft, embed, ppo, grpo and rloo": "temperature",
         "dpo, orpo, simpo, kto and reward": "on_bad_pair",
-        "distill, sdft, ppo, grpo and rloo": "max_new_tokens",
-        "sdft, ppo, grpo and rloo": "max_prompt_len num_generations top_p top_k min_p repetition_penalty",
+        "distill, sdft, ppo, grpo and rloo": "max_new_tokens top_p top_k min_p repetition_penalty",
+        "sdft, ppo, grpo and rloo": "max_prompt_len num_generations",
         "rloo": "normalize_advantages",
         "ppo, grpo and rloo": """reward reward_weights reward_clip_range reward_model_path on_reward_error
             clip clip_high updates_per_pass mask_truncated missing_eos_penalty

@@ -19,6 +19,7 @@ from forge.tasks._seeds import step_seed
 from forge.tasks._task import Run
 from forge.tasks.items._media import read_ahead
 from forge.tasks.items._own_answers import OwnAnswers
+from forge.tasks.items._own_taught import OwnTaught
 
 _CHOICE = -1
 """Rank in the seed that chooses what a step learns from; there is none of this number."""
@@ -65,18 +66,20 @@ class OnPolicySteps(OfflineSteps):
         )
         run.ranks.first(lambda: self._write(step + 1, rows, found))
         lengths = [len(ids) for ids in found.completion_ids]
-        run.metrics({"step": step, "rollout_length": float(np.mean(lengths)), "rollout_cut_off": int((~found.finished).sum())})
+        completions, figures = items.read(rows, found.completion_ids, found.finished.tolist())
+        figures |= {"rollout_length": float(np.mean(lengths)), "rollout_cut_off": int((~found.finished).sum())}
+        run.metrics({"step": step, **figures})
         # A row may stand in a step twice, with two completions.
         left: dict[int, list[Any]] = defaultdict(list)
-        for row, ids in zip(rows, found.completion_ids, strict=True):
-            left[row].append(ids)
+        for row, completion in zip(rows, completions, strict=True):
+            left[row].append(completion)
         batches = []
         for rank in range(run.plan.world_size):
             for micro_batch in run.plan.micro_batches(step, rank):
                 asked = [int(i) for i in micro_batch if items.prompt_lengths[i]]
-                completions = [left[i].pop(0) for i in asked]
+                taken = [left[i].pop(0) for i in asked]
                 if rank == run.strategy.data_parallel_rank:
-                    batches.append(items.with_completions(asked, completions))
+                    batches.append(items.with_completions(asked, taken))
         return batches
 
     def _write(self, step: int, rows: list[int], found: forge_algos.online.SelfSamples) -> None:
@@ -123,10 +126,16 @@ class RehearsedOnPolicy(OfflineSteps):
 
 def sampling_of(own: forge_algos.DistillSettings) -> forge_algos.SDFTSettings:
     """Return how completions are sampled, in the words of a verb that samples."""
-    temperature = own.temperature if own.sample_temperature is None else own.sample_temperature
-    return forge_algos.SDFTSettings(max_new_tokens=own.max_new_tokens, temperature=temperature)
+    return forge_algos.SDFTSettings(
+        max_new_tokens=own.max_new_tokens,
+        temperature=own.temperature if own.sample_temperature is None else own.sample_temperature,
+        top_p=own.top_p,
+        top_k=own.top_k,
+        min_p=own.min_p,
+        repetition_penalty=own.repetition_penalty,
+    )
 
 
-def _items(run: Run) -> OwnAnswers:
-    assert isinstance(run.train, OwnAnswers)
+def _items(run: Run) -> OwnAnswers | OwnTaught:
+    assert isinstance(run.train, OwnAnswers | OwnTaught)
     return run.train

@@ -20,6 +20,7 @@ from forge.tasks._reference_model import require_same_tokens
 from forge.tasks._task import Run
 from forge.tasks.items._media import media_names
 from forge.tasks.items._own_answers import own_answers
+from forge.tasks.items._own_taught import OwnTaught
 from forge.tasks.items._stored_teacher import StoredTeacher, read_record, vocabulary_digest, with_teacher
 from forge.tasks.items._taught import TaughtRows
 from forge.verbs._registry import verb
@@ -157,7 +158,7 @@ class Distill(SFT):
             check_kind(self.name, store, "supervised", "rows to imitate: messages, prompt and completion, documents, or tokens")
             left_out = own.teacher_rest == "left_out"
             return with_teacher(store, StoredTeacher(own.teacher_logprobs, left_out=left_out, temperature=own.temperature))
-        if own.on_policy:
+        if own.on_policy and own.loss == "jsd":
             check_kind(self.name, store, "supervised", "rows to imitate: messages, prompt and completion, or tokens")
             return own_answers(store, own.max_new_tokens)
         if own.loss == "jsd":
@@ -169,7 +170,7 @@ class Distill(SFT):
                 "tokenizers have the same learned text. Set another `validation_split` or `seed`, or give rows that both read "
                 "alike"
             )
-        return TaughtRows(store)
+        return OwnTaught(store, own.teacher_path, own.max_new_tokens) if own.on_policy else TaughtRows(store)
 
     def shared(self, s: Any, items: Any) -> dict[str, Any]:
         """Return what samples begin with; nothing where the teacher's begin otherwise."""
@@ -187,21 +188,27 @@ class Distill(SFT):
             f"on_policy: {own.on_policy:.0%} of the steps are on completions of at most {own.max_new_tokens:,} tokens that the "
             "model samples for the rows' last prompts; loss tokens above are those of the rows' own answers"
         )
-        return OnPolicySteps(run, forge_algos.Distill(settings=own, teacher=run.load_frozen(own.teacher_path)))
+        return OnPolicySteps(run, _objective(run))
 
     def rehearsal_source(self, run: Run) -> OfflineSteps:
         """Take the steps of the batch plan, with the teacher on the same ranks."""
         own = run.settings.objective
         if own.teacher_logprobs is not None:
             return OfflineSteps(run, forge_algos.TopDistill(settings=own))
-        teacher = run.load_frozen(own.teacher_path)
+        objective = _objective(run)
         if own.on_policy:
-            return RehearsedOnPolicy(run, forge_algos.Distill(settings=own, teacher=teacher))
-        if own.loss == "jsd":
-            return OfflineSteps(
-                with_shared_prefixes(run, run.model, teacher), forge_algos.Distill(settings=own, teacher=teacher)
-            )
-        return OfflineSteps(run, forge_algos.AlignedDistill(settings=own, teacher=teacher, shared=_shared(run)))
+            return RehearsedOnPolicy(run, objective)
+        shares = isinstance(objective, forge_algos.Distill)
+        return OfflineSteps(with_shared_prefixes(run, run.model, objective.teacher) if shares else run, objective)
+
+
+def _objective(run: Run) -> forge_algos.Distill | forge_algos.AlignedDistill:
+    """Return what a live teacher is asked."""
+    own = run.settings.objective
+    teacher = run.load_frozen(own.teacher_path)
+    if own.loss == "jsd":
+        return forge_algos.Distill(settings=own, teacher=teacher)
+    return forge_algos.AlignedDistill(settings=own, teacher=teacher, shared=_shared(run))
 
 
 def _check_stored(s: Any) -> None:

@@ -20,8 +20,9 @@ from forge.settings.convert._adapter import adapter
 from forge.settings.convert._commands import CALLED, VERL, command_values, nested
 from forge.settings.convert._data import data, rows
 from forge.settings.convert._defaults import add_defaults
+from forge.settings.convert._distillation import NEMO, distillation, nemo_rl
 from forge.settings.convert._draft import BESIDE, Draft, plain
-from forge.settings.convert._objective import METHOD_KEYS, distillation, methods, online, preferences, verb_of
+from forge.settings.convert._objective import METHOD_KEYS, methods, online, preferences, verb_of
 from forge.settings.convert._openrlhf import openrlhf
 from forge.settings.convert._run import batch, dtype, length, optimizer, schedule
 from forge.settings.convert._sharding import strategy
@@ -38,7 +39,7 @@ LIBRARIES = {
 }
 """Library → keys that tell its files from the others'."""
 SWIFT = "ms-swift"
-_DOTTED = {"torchtune": torchtune, "verl": verl, "OpenRLHF": openrlhf}
+_DOTTED = {"torchtune": torchtune, "verl": verl, "OpenRLHF": openrlhf, "NeMo-RL": nemo_rl}
 """Library whose settings stand in sections → its converter."""
 
 _NO_LIMIT = ("max_length", "cutoff_len")
@@ -116,6 +117,9 @@ def read_foreign(text: str, name: str) -> dict[str, Any]:
         raise RecipeError(f"{fault_of(error, text, name)}.") from error
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise RecipeError(f"{name}: is no configuration: a mapping from names to values is wanted.")
+    sections = {name for name, value in found.items() if isinstance(value, dict)}
+    if sections >= {"policy", "teacher", "distillation"}:
+        return nested(found)
     return {VERL: "ppo", **nested(found)} if "actor_rollout_ref" in found else found
 
 
@@ -131,6 +135,8 @@ def library_of(values: Mapping[str, Any], name: str) -> str:
     """Return the library of which a configuration has most keys. Raises RecipeError."""
     if called := next((library for key, library in CALLED.items() if key in values), None):
         return called
+    if all(name in values for name in NEMO):
+        return "NeMo-RL"
     if values.keys() & {"dist_config", "peft_config", "kernel_config"} and "train_dataset" in values:
         raise RecipeError(
             f"{name}: is of LLaMA-Factory's second generation (v1), whose files are not converted; a file with "

@@ -15,6 +15,7 @@ FORMATS = {
     "sharegpt": "sharegpt",
     "completion": "text",
     "chat_template.default": "auto",
+    "axolotl.integrations.kd.chat_template": "messages",
 }
 """Type of a data set in Axolotl → data_format."""
 PROMPTED = ("sft", "osft", "distill")
@@ -48,6 +49,8 @@ _OF_AN_ENTRY = {
     "chat_template": "one chat_template is that of all data sets",
     "weight": "shares of data sets are a mapping: data_path={'a.jsonl': 0.7, 'b.jsonl': 0.3}",
     "skip": "a part of the rows: shorten the file, or name a slice of the split, org/name:train[1000:]",
+    "logprobs_field": "`forge teach --from-rows` reads log-probabilities of rows with token ids",
+    **dict.fromkeys(("gen_temperature", "kd_temperature"), "`forge teach --temperature` is that of the teacher"),
     **dict.fromkeys(("drop_system_message", "split_thinking"), "change the messages with preprocess"),
 }
 """Key of a data set's entry → what there is instead; other keys are those of the whole file, or name columns."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forge._errors import RecipeError
+from forge.settings.convert._distillation import check_teacher
 from forge.settings.convert._draft import Draft
 
 METHODS = {
@@ -63,6 +64,9 @@ _LIKELIHOOD = (
 
 def verb_of(left: Mapping[str, Any], library: str) -> str:
     """Return the verb that a configuration asks for; RecipeError where it is several or none."""
+    check_teacher(left, library)
+    if library == "Axolotl" and left.get("kd_trainer"):
+        return "distill"
     if left.get("reward_model") is True:
         return "reward"
     if left.get("pretraining_dataset"):
@@ -182,30 +186,6 @@ def _read_otherwise(draft: Draft, form: object) -> None:
     if left.get("beta") and left.get("use_bias_correction_kl") and left.get("importance_sampling_level") == "sequence":
         why = "the KL is weighed by the completion's ratio there, by each token's here"
         draft.lost.append(f"use_bias_correction_kl: True: {why}")
-
-
-_GKD: dict[str, object] = {"learning_rate": 2e-5, "max_new_tokens": 128, "sample_temperature": 0.9}
-"""Defaults of TRL's GKDConfig, which has `lmbda`."""
-_DISTILLATION: dict[str, object] = {"on_policy": 1.0, "beta": 1.0}
-"""Those of its DistillationConfig, of which all answers are sampled."""
-_SAMPLING = ("max_new_tokens", "sample_temperature")
-
-
-def distillation(draft: Draft) -> None:
-    """Read which share of the answers TRL's trainers with a teacher sample, and how."""
-    left, found = draft.left, draft.found
-    if draft.library != "TRL" or draft.verb != "distill":
-        return
-    sampled = left.get("lmbda", 1) != 0
-    own, of = (_GKD, "GKDTrainer") if "lmbda" in left else (_DISTILLATION, "DistillationTrainer")
-    if "lmbda" in left and "temperature" in left:
-        left["sample_temperature"] = left.pop("temperature")  # the divergence is at 1 there
-    for name in () if sampled else _SAMPLING:
-        left.pop(name, None)
-    for name, value in own.items():
-        if name not in left and name not in found and (sampled or name not in _SAMPLING):
-            found[name] = value
-            draft.comments[name] = f"default of TRL's {of}"
 
 
 def online(draft: Draft) -> None:

@@ -331,12 +331,11 @@ def _objective(draft: Draft) -> None:
     left, verb = draft.left, draft.verb
     if verb == "distill":
         share, most = left.pop("lmbda", 0.5), left.pop("max_completion_length", 512)
-        if share > 0:
-            for name in _DRAWN:
-                if name in left:
-                    draft.lose(name, "forge distill samples from all tokens")
+        drawn = {name: left[name] for name in _DRAWN if share > 0 and name in left}
         for name in (*_SAMPLES[1:], "vllm_mode", "use_vllm"):
             left.pop(name, None)
+        left |= drawn
+        draft.drop("top_k", when=(-1,))
         if share > 0:
             left |= {"on_policy": share, "max_new_tokens": most}
         if left.get("sft_alpha"):

@@ -11,6 +11,7 @@ from typing import Any
 
 from forge._errors import RecipeError
 from forge.settings.convert._commands import VERL
+from forge.settings.convert._distillation import verl_teacher
 from forge.settings.convert._draft import Fields, Keys
 
 _A, _R, _M, _O = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model", "actor.optim"))
@@ -73,6 +74,9 @@ def verl(
     if what != "ppo":
         _supervised(keys, old=what == "fsdp_sft")
         verb = verb or "sft"
+    elif verb in (None, "distill") and verl_teacher(keys):
+        verb = "distill"
+        _distilled(keys)
     else:
         estimator = str(keys.get("algorithm.adv_estimator", default="gae"))
         verb = verb or ("ppo" if estimator == "gae" else "grpo")
@@ -113,20 +117,8 @@ def _refuse(keys: Keys, estimator: str) -> None:
 
 def _online(keys: Keys, verb: str, estimator: str) -> None:
     """Read rollouts, rewards, advantages and the loss."""
-    keys.take("effective_batch_size", "data.train_batch_size", default=1024)
+    _sampled(keys)
     keys.take("num_iterations", f"{_A}.ppo_epochs", default=1)
-    keys.take("num_generations", f"{_R}.n", default=1)
-    keys.take("max_new_tokens", "data.max_response_length", f"{_R}.response_length", default=512)
-    keys.take("max_prompt_len", "data.max_prompt_length", f"{_R}.prompt_length", default=512)
-    keys.take("temperature", f"{_R}.temperature")
-    keys.take("top_p", f"{_R}.top_p")
-    top_k = keys.get(f"{_R}.top_k")
-    keys.found["top_k"] = None if top_k == -1 else top_k
-    drops, cut = keys.get("data.filter_overlong_prompts"), keys.get("data.truncation", default="error")
-    keys.found["on_overflow"] = "drop" if drops else "error"
-    if cut != "error" and not drops:
-        keys.lose("data.truncation", "prompts are whole here, or left out: on_overflow=drop")
-        keys.found["on_overflow"] = "drop"
     times = _updates(keys)
     _rewards(keys)
     _length(keys, epochs=30, times=times)
@@ -157,6 +149,46 @@ def _online(keys: Keys, verb: str, estimator: str) -> None:
         plain_loss = name.endswith("loss_type") and keys.values[name] != "ppo_clip"
         server = "with a server that samples, tis_above and tis_cap; the model itself needs none"
         keys.lose(name, "the loss is loss_type's, and its ratio clipped" if plain_loss else server)
+
+
+def _sampled(keys: Keys) -> None:
+    """Read what is sampled of which prompts."""
+    keys.take("effective_batch_size", "data.train_batch_size", default=1024)
+    keys.take("num_generations", f"{_R}.n", default=1)
+    keys.take("max_new_tokens", "data.max_response_length", f"{_R}.response_length", default=512)
+    keys.take("max_prompt_len", "data.max_prompt_length", f"{_R}.prompt_length", default=512)
+    keys.take("temperature", f"{_R}.temperature")
+    keys.take("top_p", f"{_R}.top_p")
+    top_k = keys.get(f"{_R}.top_k")
+    keys.found["top_k"] = None if top_k == -1 else top_k
+    drops, cut = keys.get("data.filter_overlong_prompts"), keys.get("data.truncation", default="error")
+    keys.found["on_overflow"] = "drop" if drops else "error"
+    if cut != "error" and not drops:
+        keys.lose("data.truncation", "prompts are whole here, or left out: on_overflow=drop")
+        keys.found["on_overflow"] = "drop"
+
+
+def _distilled(keys: Keys) -> None:
+    """Read on-policy distillation beside its teacher and loss."""
+    _sampled(keys)
+    found = keys.found
+    found["sample_temperature"] = found.pop("temperature")
+    lengths = [found.pop("max_prompt_len"), found["max_new_tokens"]]
+    if all(isinstance(each, int) for each in lengths):
+        found["max_seq_len"] = sum(int(str(each)) for each in lengths)
+        keys.comments["max_seq_len"] = "prompt and answer together, as there"
+    else:
+        found["on_overflow"] = None
+    if found.pop("num_generations") != 1:
+        keys.lose(f"{_R}.n", "one completion of each prompt is sampled")
+    prompts, mini = found["effective_batch_size"], keys.get(f"{_A}.ppo_mini_batch_size", default=256)
+    times = prompts // mini if isinstance(prompts, int) and isinstance(mini, int) and mini and prompts % mini == 0 else 1
+    if times > 1:
+        found["effective_batch_size"] = mini
+        keys.comments["effective_batch_size"] = f"ppo_mini_batch_size: {times} steps on {prompts} samples; here each samples"
+    _length(keys, epochs=30, times=times)
+    _optimizer(keys, _O, grad_clip=f"{_A}.grad_clip", lr=1e-6, times=times)
+    keys.seen |= {name for name in keys.values if name.startswith(("algorithm.", f"{_A}.clip_ratio", f"{_A}.ppo_epochs"))}
 
 
 def _updates(keys: Keys) -> int:

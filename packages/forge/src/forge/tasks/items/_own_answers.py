@@ -27,7 +27,7 @@ class OwnAnswers(Samples):
         super().__init__(store)
         self.max_new_tokens = max_new_tokens
         self._made_up = False
-        self.prompt_lengths: Ints = np.array([_prompt_length(store, at) for at in self._last()], np.int64)
+        self.prompt_lengths: Ints = np.array([prompt_length(store, at) for at in self._last()], np.int64)
         """int64[N]: tokens before the last stretch that is learned; 0 where nothing is."""
         room = np.where(self.prompt_lengths > 0, self.prompt_lengths + max_new_tokens, 0)
         self.lengths = np.maximum(self._tokens(), room)
@@ -54,6 +54,15 @@ class OwnAnswers(Samples):
             return {}
         asked = [self._asked(index) for index in indices]
         return {"media": [partial(inputs, each, place) if each.media else None for each, place in asked]}
+
+    def read(
+        self,
+        indices: Sequence[int],  # noqa: ARG002 - as of rows that a teacher reads in its own tokens
+        completions: Sequence[Any],
+        ended: Sequence[bool],  # noqa: ARG002
+    ) -> tuple[Sequence[Any], dict[str, float]]:
+        """Return completions as `with_completions` takes them, and figures of what was read."""
+        return completions, {}
 
     def with_completions(self, indices: Sequence[int], completions: Sequence[Any]) -> Any:
         """Pack prompts of items, each with a completion that is learned, into one row."""
@@ -136,7 +145,12 @@ def own_answers(store: forge_data.TokenStore, max_new_tokens: int) -> OwnAnswers
     return (OwnAnswers if store.conversations is None else OwnConversations)(store, max_new_tokens)
 
 
-def _prompt_length(store: Any, index: int) -> int:
+def prompt_length(store: Any, index: int) -> int:
+    """Count the tokens of a sample before its last learned stretch; 0 where nothing is learned.
+
+    Raises:
+        SettingsError: it is learned from its first token on, so that nothing is left to ask.
+    """
     import numpy as np
 
     sample = store[index]
