@@ -10,7 +10,11 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from forge_algos.losses import gae, group_advantages, policy_gradient, whitened
+from forge_algos.losses import clip_cov_tokens, gae, group_advantages, kl_cov_tokens, policy_gradient, whitened
+
+
+def masked_mean(values, mask):
+    return (values * mask).sum() / (mask.sum() + 1e-8)
 
 
 def masked_whiten(values, mask):
@@ -97,6 +101,46 @@ def dro(old_log_prob, log_prob, advantages, response_mask, mode, beta):
     return agg_loss(-(log_prob * advantages - 0.5 * beta * log_ratio.square()), response_mask, mode)
 
 
+def clip_cov(old_log_prob, log_prob, advantages, response_mask, mode, low, high, clip_cov_ratio, lb, ub, lots):
+    """`compute_policy_loss_clip_cov`, whose permutation is that of the lots."""
+    ratio = torch.exp(log_prob - old_log_prob)
+    pg_losses1 = -advantages * ratio
+    corr = torch.ones_like(advantages)
+    pg_losses2 = -advantages * torch.clamp(ratio, 1 - low, 1 + high)
+    clip_by_origin = (pg_losses2 > pg_losses1) & (response_mask > 0)
+    cov_all = (advantages - masked_mean(advantages, response_mask)) * (log_prob - masked_mean(log_prob.detach(), response_mask))
+    cov_all[response_mask == 0] = -torch.inf
+    cov_all[clip_by_origin] = -torch.inf
+    clip_num = max(int(clip_cov_ratio * response_mask.sum().item()), 1)
+    top_k_idx = (cov_all < ub) & (cov_all > lb) & (response_mask > 0)
+    top_k_idx = torch.nonzero(top_k_idx)
+    if len(top_k_idx) > 0:
+        perm = lots[top_k_idx[:, 0], top_k_idx[:, 1]].argsort()
+        top_k_idx = top_k_idx[perm[: min(clip_num, len(top_k_idx))]]
+    else:
+        top_k_idx = torch.empty((0, 2), dtype=torch.long)
+    corr[top_k_idx[:, 0], top_k_idx[:, 1]] = 0
+    return agg_loss(torch.maximum(pg_losses1, pg_losses2) * corr, response_mask, mode)
+
+
+def kl_cov(old_log_prob, log_prob, advantages, response_mask, mode, kl_cov_ratio, ppo_kl_coef):
+    negative_approx_kl = log_prob - old_log_prob
+    ratio = torch.exp(negative_approx_kl)
+    pg_losses1 = -advantages * ratio
+    pg_losses_kl = -advantages * ratio + ppo_kl_coef * negative_approx_kl.abs()
+    pg_losses = pg_losses1
+    all_valid = response_mask > 0
+    all_valid_idx = torch.nonzero(all_valid.reshape(-1), as_tuple=True)[0]
+    all_valid_adv = advantages[all_valid].detach().reshape(-1)
+    all_valid_logp = log_prob[all_valid].detach().reshape(-1)
+    cov_lst_all = (all_valid_adv - all_valid_adv.mean()) * (all_valid_logp - all_valid_logp.mean())
+    k_percent_nums = max(1, int(len(cov_lst_all) * kl_cov_ratio))
+    large_cov_idxs = all_valid_idx[torch.topk(cov_lst_all, k_percent_nums, largest=True).indices]
+    at = large_cov_idxs // advantages.shape[1], large_cov_idxs % advantages.shape[1]
+    pg_losses[at] = pg_losses_kl[at]
+    return agg_loss(pg_losses, response_mask, mode)
+
+
 def batch(seed, shift=0.7):
     """Return (padded mask, old, new, advantages of completions, lengths), and how a row of all tokens is cut from padded."""
     g = torch.Generator().manual_seed(seed)
@@ -181,6 +225,34 @@ def test_a_loss_is_verls_whatever_is_averaged(kind, mode, seed, c):
     found = terms.sum / terms.count
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found, new), torch.autograd.grad(expected, new))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(seed=st.integers(0, 999), share=st.sampled_from([0.02, 0.3]), least=st.sampled_from([-9.0, 0.1]))
+def test_tokens_of_a_large_covariance_are_verls(mode, seed, share, least):
+    """Loss and gradient of `clip_cov` and `kl_cov`, by the tokens chosen among all of a step's."""
+    mask, old, new, advantages, lengths = batch(seed)
+    of_tokens = advantages[:, None] * mask
+    lots = torch.rand(mask.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    here = mask > 0
+    mine = new[here].detach(), of_tokens[here], lots[here]
+    clipped = clip_cov_tokens(mine[0], old[here], *mine[1:], share=share, least=least, most=2.0, clip=0.2, clip_high=0.3)
+    drawn = kl_cov_tokens(*mine, share=share)
+    for expected, options in (
+        (
+            clip_cov(old, new, of_tokens, mask, mode, 0.2, 0.3, share, least, 2.0, lots),
+            {"kind": "clip_cov", "clip": 0.2, "clip_high": 0.3, "chosen": clipped},
+        ),
+        (
+            kl_cov(old, new, of_tokens, mask, mode, share, 0.7),
+            {"kind": "kl_cov", "chosen": drawn, "kl_cov_coef": 0.7},
+        ),
+    ):
+        longest = {"max_length": mask.shape[1]} if mode.endswith("norm") else {}
+        terms = policy_gradient(new[here], old[here], advantages, lengths, reduce=MODES[mode], **options, **longest)
+        found = terms.sum / terms.count
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(torch.autograd.grad(found, new), torch.autograd.grad(expected, new))
 
 
 def outcome(scores, index, baseline, lengths, mask, epsilon=1e-4):  # 1e-6 by default there

@@ -1,11 +1,12 @@
 """Settings of GRPO, its loss types and its baselines. Reading them loads no torch."""
 
+import math
 from typing import Any, ClassVar, Literal
 
 import attrs
 
 from forge_algos.settings._online import GroupSettings, check_dual_clip
-from forge_algos.settings._online_validators import above_or_none, share
+from forge_algos.settings._online_validators import above_or_none, above_share, share
 from forge_algos.settings._policy_kinds import (
     GAMMA,
     GATE,
@@ -52,6 +53,8 @@ class GRPOSettings(GroupSettings):
     arXiv 2511.20347); or tokens weighed by a smooth function of their completion's ratio ("vespo", arXiv 2602.10693).
     Or tokens whose probability may not move further than a divergence ("dppo_tv", "dppo_kl", arXiv 2602.04879), or which have
     no ratio ("gpg", arXiv 2504.02546), or a square of its logarithm that `dro_beta` weighs ("dro").
+    Or tokens of which those with a large covariance of log-probability and advantage have no term ("clip_cov"), or are held
+    near the policy that sampled ("kl_cov", both arXiv 2505.22617).
     Or DPO on the best and the worst completion of each prompt ("online_dpo", arXiv 2402.04792; "online_ipo" with the loss of
     arXiv 2310.12036), whose β is kl_weight."""
     loss_reduction: Reduce | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Reduce)))
@@ -59,6 +62,18 @@ class GRPOSettings(GroupSettings):
     completions the means over their tokens ("mean"), their sums ("sum"), or these over max_new_tokens ("max_length")."""
     dro_beta: float | None = attrs.field(default=None, validator=above_or_none)
     """β of loss_type=dro, which needs it: half of it weighs the squared log-ratio of each token to the policy that sampled."""
+    clip_cov_ratio: float = attrs.field(default=2e-4, validator=above_share)
+    """Share of a step's tokens, above 0, that loss_type=clip_cov leaves without a term, at most: drawn by lot from those whose
+    covariance lies between clip_cov_lb and clip_cov_ub."""
+    clip_cov_lb: float = attrs.field(default=1.0, validator=number(kind=float, low=-math.inf))
+    """Covariance above which loss_type=clip_cov may leave a token out."""
+    clip_cov_ub: float = attrs.field(default=5.0, validator=number(kind=float, low=-math.inf))
+    """Covariance below which loss_type=clip_cov may leave a token out."""
+    kl_cov_ratio: float = attrs.field(default=2e-4, validator=above_share)
+    """Share of a step's tokens, above 0, with the largest covariances, that loss_type=kl_cov holds near the policy that
+    sampled."""
+    kl_cov_coef: float = attrs.field(default=1.0, validator=number(kind=float, above=True))
+    """Weight of the absolute log-ratio of those tokens in the loss of loss_type=kl_cov."""
     importance_sampling_level: Level | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Level)))
     """Whose ratio to the policy that sampled it is: each token's own ("token"), or a completion's, the geometric mean of its
     tokens' ("sequence"). By default the loss type's: a completion's for gspo and luspo."""
@@ -156,6 +171,11 @@ class GRPOSettings(GroupSettings):
         self._check_alone(not kind.bounded, ("clip", "clip_high", "dual_clip"), f"{form}, which clips nothing")
         self._check_alone(kind.clipped != "gate", ("sapo_temperature_pos", "sapo_temperature_neg"), form)
         self._check_alone(kind.clipped != "gamma", _GAMMA, form)
+        self._check_alone(kind.clipped != "cov", ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"), form)
+        self._check_alone(kind.clipped != "cov_kl", ("kl_cov_ratio", "kl_cov_coef"), form)
+        if not self.clip_cov_lb < self.clip_cov_ub:
+            raise ValueError(f"clip_cov_lb={self.clip_cov_lb} must be below clip_cov_ub={self.clip_cov_ub}")
+        self._check_alone(kind.chooses, ("top_entropy_quantile",), f"{form}, which chooses among all tokens of a step")
         whose = "whose ratio is a token's" if kind.ratio == "token" else "whose ratio is a completion's"
         fixed = "which has no ratio" if kind.clipped == "none" else whose
         self._check_alone(kind.fixed, ("importance_sampling_level",), f"{form}, {fixed}")
@@ -165,8 +185,8 @@ class GRPOSettings(GroupSettings):
                 "needs dro_beta, above 0" if self.dro_beta is None else f"does not read dro_beta={self.dro_beta}; leave it out"
             )
             raise ValueError(f"loss_type={self.loss_type!r} {needs}")
-        if self.dual_clip is not None and kind.clipped in ("weight", "tokens"):
-            why = "whose ratio clip_high bounds" if kind.clipped == "weight" else "which bounds the ratios of tokens instead"
+        if self.dual_clip is not None and kind.clipped in ("weight", "tokens", "cov"):
+            why = "which bounds the ratios of tokens instead" if kind.clipped == "tokens" else "whose ratio clip_high bounds"
             raise ValueError(f"dual_clip has no effect with loss_type={self.loss_type!r}, {why}")
         check_dual_clip(self, self.dual_clip)
 
