@@ -284,6 +284,7 @@ class RolloutSteps:
             parallel=run.strategy,
             rank=run.strategy.data_parallel_rank,
             **prompts.how,
+            lots=self._own.policy.chooses,
         )
 
 

@@ -31,8 +31,8 @@ def covariances(logps: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
     [1.0, 1.0]
     """
     given = _check.samples(logps=logps, advantages=advantages)
-    l, a = given["logps"].detach().double(), given["advantages"].detach().double()
-    return (l - l.mean()) * (a - a.mean()) if len(l) else l
+    new, a = given["logps"].detach().double(), given["advantages"].detach().double()
+    return (new - new.mean()) * (a - a.mean()) if len(new) else new
 
 
 def clip_cov_tokens(

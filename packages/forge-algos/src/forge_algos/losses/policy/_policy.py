@@ -133,8 +133,8 @@ def policy_gradient(
         gamma_weights: of `vespo`, and only of it: (k, λ) where the advantage is not negative, and (k, λ) where it is; ((2, 3),
             (3, 2)) by default. k is from 0, λ above 0.
         off_policy_threshold: above 0: a sample whose advantage is negative, and whose tokens' mean log π_old - log π is above
-            it, in nats, has no term but the KL's, the square of `dro` and what `kl_cov` adds (DeepSeek-V3.2, 2512.02556, section 3.1). It counts
-            all the same.
+            it, in nats, has no term but the KL's, the square of `dro` and what `kl_cov` adds (DeepSeek-V3.2, 2512.02556,
+            section 3.1). It counts all the same.
         dro_beta: of `dro`, and needed there: β, above 0.
         chosen: bool[T], of `clip_cov` and `kl_cov`, and needed there: tokens chosen among all of a step's.
         kl_cov_coef: of `kl_cov`, and only of it: above 0; 1 by default.

@@ -73,7 +73,7 @@ class BoundChoosing(BoundOnline, BeginsSteps):
         bounds = {"share": s.clip_cov_ratio, "least": s.clip_cov_lb, "most": s.clip_cov_ub, "clip": low, "clip_high": high}
         return clip_cov_tokens(logps, old_logps, advantages, lots, **bounds)
 
-    def chosen(self, batch: OnlineBatch) -> dict[str, torch.Tensor]:
+    def chosen(self, batch: OnlineBatch) -> dict[str, Any]:
         """Return bool[M], what was chosen of the batch's tokens.
 
         Raises:

@@ -26,8 +26,8 @@ class GRPO(OnlineObjective[GRPOSettings], FollowsSteps):
     The KL is `kl_weight` times an estimate to the reference, here or in the rewards (`kl_in_reward`). `settings.loss_type`
     names the kind; terms are completions (grpo, dr_grpo, gmpo, gspo, luspo, sapo) or tokens (dapo, cispo, vespo), as its row in
     `POLICY_KINDS` has it. Where tokens are chosen by their covariance (clip_cov, kl_cov) a step makes one forward more, without
-    gradients: they are chosen among all of its tokens. `entropy_coef` times the policy's entropy, a mean over the step's tokens, is subtracted. With
-    `top_entropy_quantile` tokens of less entropy have no part in either.
+    gradients: they are chosen among all of its tokens. `entropy_coef` times the policy's entropy, a mean over the step's
+    tokens, is subtracted. With `top_entropy_quantile` tokens of less entropy have no part in either.
 
     With `loss_type="online_dpo"` the terms are the best and the worst completion of each prompt, as one pair: the loss is DPO's
     (arXiv 2305.18290, equation 7) with `kl_weight` as β, on the policy that sampled them, or with "online_ipo" IPO's.
@@ -77,7 +77,7 @@ class GRPO(OnlineObjective[GRPOSettings], FollowsSteps):
             self._control.resume(state)
 
     def bind(self, model: nn.Module, *, device: torch.device) -> BoundOnline:
-        """Choose how this model's head is scored, and whether tokens are chosen before a step's first term.
+        """Choose how the head is scored, and whether a step begins with a choice of tokens.
 
         Raises:
             PackedBatchError: the model does not keep a row's documents apart.

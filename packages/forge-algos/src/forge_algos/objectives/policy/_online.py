@@ -177,8 +177,8 @@ class BoundOnline:
         )
         return logps, entropy, rest[0] if rest else None
 
-    def chosen(self, batch: OnlineBatch) -> dict[str, torch.Tensor]:
-        """Return what was chosen of the batch's tokens among all of the step's, where a loss chooses."""
+    def chosen(self, batch: OnlineBatch) -> dict[str, Any]:
+        """Return the batch's tokens that were chosen among all of the step's, if a loss chooses."""
         del batch
         return {}
 

@@ -34,13 +34,18 @@ _AGGREGATIONS: dict[str, dict[str, object]] = {
     "seq-mean-token-sum-norm": {"loss_type": "dr_grpo"},
 }
 _LOSSES = {
-    **{name: name for name in ("gspo", "sapo", "cispo", "dppo_tv", "dppo_kl", "gpg", "dro")},
+    **{name: name for name in ("gspo", "sapo", "cispo", "dppo_tv", "dppo_kl", "gpg", "dro", "clip_cov", "kl_cov")},
     "geo_mean": "gmpo",
 }
 _REDUCTIONS = {"token-mean": "tokens", "seq-mean-token-mean": "mean", "seq-mean-token-sum": "sum"}
 _REDUCTIONS |= {"seq-mean-token-sum-norm": "max_length"}
-_TOKEN_MEANS = ("cispo", "dppo_tv", "dppo_kl", "gpg", "dro")
+_TOKEN_MEANS = ("cispo", "dppo_tv", "dppo_kl", "gpg", "dro", "clip_cov", "kl_cov")
 """`loss_mode` beside vanilla that `loss_agg_mode` averages as it says; others are means over completions there too."""
+_CHOOSING = {
+    "clip_cov": {name: name for name in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub")},
+    "kl_cov": {"kl_cov_ratio": "kl_cov_ratio", "kl_cov_coef": "ppo_kl_coef"},
+}
+"""`loss_mode` that chooses tokens → setting here → key there."""
 _PENALTIES = {**dict.fromkeys(("kl", "k1"), "k1"), **dict.fromkeys(("low_var_kl", "k3"), "k3")}
 _TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard", "trackio", "clearml", "comet")
 BESIDE = re.compile(
@@ -309,6 +314,9 @@ def _loss(keys: Keys, mode: str, aggregation: str, estimator: str) -> None:
             keys.lose(f"{_A}.loss_agg_mode", f"means are those of {', '.join(_REDUCTIONS)}")
     if mode == "dro":
         keys.take("dro_beta", f"{_A}.policy_loss.dro_beta")
+    for ours, theirs in _CHOOSING.get(mode, {}).items():
+        keys.take(ours, f"{_A}.policy_loss.{theirs}")
+        keys.comments["loss_type"] = "chooses among the tokens of a step; of a micro-batch there"
     deviation = keys.get("algorithm.norm_adv_by_std_in_grpo", default=True)
     if estimator == "grpo_passk":
         keys.found["scale_rewards"] = "group" if deviation else None
@@ -331,7 +339,7 @@ def _clip(keys: Keys, mode: str) -> None:
     both = keys.get(f"{_A}.clip_ratio", default=0.2)
     low, high = (keys.get(f"{_A}.clip_ratio_{side}", default=both) for side in ("low", "high"))
     most = keys.get(f"{_A}.clip_ratio_c", default=3.0)
-    if mode in ("sapo", "gpg", "dro"):
+    if mode in ("sapo", "gpg", "dro", "kl_cov"):
         return
     if low >= 1:
         if mode != "cispo":
