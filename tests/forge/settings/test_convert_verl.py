@@ -108,6 +108,10 @@ def test_nothing_given_is_verls_default() -> None:
             [f"{ACTOR}.policy_loss.loss_mode=cispo", f"{ACTOR}.loss_agg_mode=seq-mean-token-mean"],
             {"loss_type": "cispo", "loss_reduction": "mean"},
         ),
+        (
+            ["algorithm.adv_estimator=remax", f"{ROLLOUT}.n=1"],
+            {"baseline": "greedy", "num_generations": 1, "scale_rewards": None},
+        ),
         (["algorithm.adv_estimator=reinforce_plus_plus"], {"baseline": "none", "whiten": True}),
         (["algorithm.adv_estimator=reinforce_plus_plus_baseline"], {"whiten": True}),
         (["algorithm.adv_estimator=gdpo"], {"multi_objective_aggregation": "normalize_then_sum"}),
@@ -223,7 +227,7 @@ def test_what_is_to_be_looked_at(more: list[str], key: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (script("algorithm.adv_estimator=remax"), "adv_estimator=remax: of these there are gae, grpo,"),
+        (script("algorithm.adv_estimator=mine"), "adv_estimator=mine: of these there are gae, grpo,"),
         (script(f"{ACTOR}.policy_loss.loss_mode=bypass_mode"), "loss_mode=bypass_mode: of these there are vanilla, gspo, sapo"),
         (script("distillation.enabled=True"), "distillation.enabled: .*forge distill"),
         (

@@ -41,6 +41,8 @@ class Scored:
     0 without a reference, NaN for completions that were not measured."""
     values: Floats | None
     """float32[M], the value head's; None without one."""
+    greedy: Floats | None = None
+    """float32[G]: the reward of each prompt's greedy completion; None without one."""
 
 
 Credit = Callable[[Any, Scored], tuple[Floats, Floats | None]]
@@ -60,6 +62,7 @@ def advantages_of(
     old_logps: Floats,
     ref_logps: Floats | None,
     values: Floats | None,
+    greedy: Floats | None = None,
 ) -> tuple[Floats, Floats | None]:
     """Compute advantages float32[M], and returns float32[M] or None, by the settings' `credit`.
 
@@ -76,6 +79,7 @@ def advantages_of(
         old_logps: float32[M]; NaN for completions that were not measured.
         ref_logps: float32[M], likewise; None without a KL.
         values: float32[M], for PPO.
+        greedy: float32[G], rewards of greedy completions; none of prompts that are trained on is NaN.
     """
     penalty = np.zeros_like(old_logps)
     if ref_logps is not None:
@@ -91,6 +95,7 @@ def advantages_of(
         counted=counted,
         penalty=penalty,
         values=values,
+        greedy=greedy,
     )
     found, returns = CREDITS[settings.credit](settings, scored)
     if returns is None:
@@ -103,8 +108,8 @@ def group(settings: Any, scored: Scored) -> tuple[Floats, None]:
     """Subtract each group's baseline, divide by a deviation (GRPO), whiten if asked;
     of each reward by itself with multi_objective_aggregation="normalize_then_sum" (GDPO). Of pairs it is `pair`.
 
-    With `kl_in_reward` a completion's reward is less Σ k1 · kl_weight over its tokens. Where there is no baseline an advantage
-    is a token's, less the penalties from it on, as REINFORCE++ has it.
+    With `kl_in_reward` a completion's reward is less Σ k1 · kl_weight over its tokens. Where there is no baseline of the group
+    an advantage is a token's, less the penalties from it on, as REINFORCE++ and ReMax have it.
     """
     rewards, groups = torch.from_numpy(scored.rewards), torch.from_numpy(scored.groups)
     if settings.paired:
@@ -117,10 +122,14 @@ def group(settings: Any, scored: Scored) -> tuple[Floats, None]:
         # A penalty is a number for each completion, also for one that no reward could score.
         each[:, rewards.isnan()] = torch.nan
         return decoupled_advantages(each, groups, weights=weights, among=torch.from_numpy(scored.counted)).numpy(), None
-    lengths, of_tokens = torch.from_numpy(scored.lengths), settings.kl_in_reward and settings.baseline == "none"
+    lengths, baseline = torch.from_numpy(scored.lengths), settings.baseline
+    if baseline == "greedy":
+        assert scored.greedy is not None
+        rewards, baseline = rewards - torch.from_numpy(scored.greedy)[groups], "none"
+    of_tokens = settings.kl_in_reward and baseline == "none"
     if settings.kl_in_reward and not of_tokens:
         rewards = torch.from_numpy((scored.rewards - _penalties(scored)).astype(np.float32))
-    found = group_advantages(rewards, groups, baseline=settings.baseline, scale=settings.scale, lengths=lengths).numpy()
+    found = group_advantages(rewards, groups, baseline=baseline, scale=settings.scale, lengths=lengths).numpy()
     if of_tokens:
         found, lengths = _from_each_token(found, scored), torch.ones(len(scored.penalty), dtype=torch.int64)
     if settings.whiten:

@@ -118,7 +118,7 @@ class GRPOSettings(GroupSettings):
     which takes 0.2); others have no term but their KL's, and count in means all the same."""
     num_generations: int = attrs.field(default=8, validator=number(kind=int, low=1))
     """Number of completions of each prompt: a group, within which rewards are compared;
-    1 with baseline=none alone."""
+    1 with baseline=none or greedy alone."""
     scale_rewards: Scale | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Scale)))
     """Divisor of the advantages: the standard deviation of the group's rewards ("group"),
     of the rollout's ("batch"), the share of the rollout's rewards that are not 0 ("nonzero", GPG), or "none". By default the
@@ -127,7 +127,8 @@ class GRPOSettings(GroupSettings):
     """What is subtracted from a reward: the mean of its group ("mean"), of the group's
     others ("leave_one_out"), of the group by number of tokens ("length", OPO, arXiv 2505.23585), or nothing ("none",
     REINFORCE++, arXiv 2501.03262). With "second_best" only the best of a group has an advantage, what it has above the second
-    best (Pass@k, arXiv 2503.19595)."""
+    best (Pass@k, arXiv 2503.19595). Or the reward of one answer more to each prompt, of the likeliest tokens, which is not
+    learned from ("greedy", ReMax, arXiv 2310.10505)."""
     whiten: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
     """Whether a rollout's advantages are scaled to mean 0 and deviation 1 over its tokens
     (REINFORCE++, arXiv 2501.03262)."""
@@ -140,7 +141,7 @@ class GRPOSettings(GroupSettings):
     0 needs no reference. With loss_type=online_dpo it is DPO's β, above 0; 0.1 is usual."""
     kl_in_reward: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
     """Whether that divergence (k1, summed over a completion) is subtracted from the reward, and
-    no part of the loss; with baseline=none from each token's, from that token on."""
+    no part of the loss; with baseline=none or greedy from each token's, from that token on."""
     kl_estimator: KLEstimator = attrs.field(default="k3", validator=one_of(KLEstimator))
     """Estimate of that divergence: k3 of each token ("k3"), or k3 weighed by the ratio,
     whose gradient is that of the true divergence ("unbiased", DeepSeek-V3.2)."""
@@ -192,11 +193,11 @@ class GRPOSettings(GroupSettings):
 
     def _check_credit(self) -> None:
         """Refuse combinations of baseline, scale, whitening and the place of the KL."""
-        if self.num_generations < 2 and self.baseline != "none":
+        if self.num_generations < 2 and self.baseline not in ("none", "greedy"):
             remedy = (
                 "a pair is of two completions"
                 if self.paired
-                else "a reward is compared with its group's; or set baseline='none'"
+                else "a reward is compared with its group's; or set baseline to 'none' or 'greedy'"
             )
             raise ValueError(f"num_generations must be at least 2, got {self.num_generations}: {remedy}")
         if self.kl_in_reward and not self.kl_weight:
@@ -209,13 +210,18 @@ class GRPOSettings(GroupSettings):
                 f"scale_rewards={self.scale!r} with baseline='none' divides rewards that are all equal by a deviation of 0, to "
                 "which 0.0001 is added: they would count 10,000-fold; set whiten=True, or leave scale_rewards out"
             )
+        if self.baseline == "greedy" and self.scale != "none":
+            raise ValueError(
+                f"scale_rewards={self.scale!r} has no effect with baseline='greedy', which compares a reward with one answer's "
+                "and divides by nothing; leave it out, or set whiten=True"
+            )
         if self.kl_in_reward and self.scale == "nonzero":
             raise ValueError(
                 "scale_rewards='nonzero' has no effect with kl_in_reward=True, which leaves no reward at 0; leave one out"
             )
-        if self.kl_in_reward and self.baseline == "none" and not self.policy.per_token:
+        if self.kl_in_reward and self.baseline in ("none", "greedy") and not self.policy.per_token:
             raise ValueError(
-                f"kl_in_reward=True with baseline='none' gives each token an advantage of its own, and loss_type="
+                f"kl_in_reward=True with baseline={self.baseline!r} gives each token an advantage of its own, and loss_type="
                 f"{self.loss_type!r} weighs whole completions: choose another loss_type, or another baseline"
             )
 

@@ -25,6 +25,7 @@ _ESTIMATORS: dict[str, dict[str, object]] = {
     "gdpo": {"multi_objective_aggregation": "normalize_then_sum"},
     "gpg": {"scale_rewards": "nonzero"},
     "grpo_passk": {"baseline": "second_best"},
+    "remax": {"baseline": "greedy"},
 }
 """`adv_estimator` beside gae → settings of forge grpo."""
 _AGGREGATIONS: dict[str, dict[str, object]] = {
@@ -152,7 +153,7 @@ def _online(keys: Keys, verb: str, estimator: str) -> None:
         if estimator == "reinforce_plus_plus" and keys.get("algorithm.gamma") not in (None, 1):
             keys.lose("algorithm.gamma", "a reward counts for all tokens alike")
         keys.lose("algorithm.gdpo_reward_keys", "write a function for each reward, and list them in reward")
-    if keys.found["num_generations"] == 1 and verb == "grpo":
+    if keys.found["num_generations"] == 1 and verb == "grpo" and estimator != "remax":
         keys.found |= {"baseline": "none", "scale_rewards": None if keys.found.get("whiten") else "none"}
         keys.comments["baseline"] = "one completion a prompt is compared with none, there too"
     keys.lose("actor_rollout_ref.actor.shuffle", "the completions of a rollout are drawn anew for each pass")
