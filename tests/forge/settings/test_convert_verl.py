@@ -112,6 +112,7 @@ def test_nothing_given_is_verls_default() -> None:
             ["algorithm.adv_estimator=remax", f"{ROLLOUT}.n=1"],
             {"baseline": "greedy", "num_generations": 1, "scale_rewards": None},
         ),
+        (["algorithm.adv_estimator=optimal_token_baseline"], {"baseline": "optimal_token", "scale_rewards": None}),
         (["algorithm.adv_estimator=reinforce_plus_plus"], {"baseline": "none", "whiten": True}),
         (["algorithm.adv_estimator=reinforce_plus_plus_baseline"], {"whiten": True}),
         (["algorithm.adv_estimator=gdpo"], {"multi_objective_aggregation": "normalize_then_sum"}),

@@ -10,7 +10,15 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from forge_algos.losses import clip_cov_tokens, gae, group_advantages, kl_cov_tokens, policy_gradient, whitened
+from forge_algos.losses import (
+    clip_cov_tokens,
+    gae,
+    group_advantages,
+    kl_cov_tokens,
+    optimal_token_advantages,
+    policy_gradient,
+    whitened,
+)
 
 
 def masked_mean(values, mask):
@@ -280,6 +288,57 @@ def outcome(scores, index, baseline, lengths, mask, epsilon=1e-4):  # 1e-6 by de
             scores[i] = (topk[0] - topk[1]) / (own.std() + epsilon) if i == best else 0
     scores = scores[:, None] * mask
     return masked_whiten(scores, mask) * mask if baseline.startswith("reinforce") else scores
+
+
+def optimal_token_baseline(token_level_rewards, response_mask, index, old_log_probs, sum_pi_squared, epsilon=1e-8):
+    """`compute_optimal_token_baseline_advantage`, with `handle_zero_tail` as by default."""
+    returns = (token_level_rewards * response_mask).flip(dims=[-1]).cumsum(dim=-1).flip(dims=[-1])
+    w_per_timestep = 1 - 2 * torch.exp(old_log_probs) + sum_pi_squared
+    w_cumulative = (w_per_timestep * response_mask).cumsum(dim=-1)
+    prompt_groups = defaultdict(list)
+    for i, group in enumerate(index):
+        prompt_groups[group].append(i)
+    baselines = torch.zeros_like(returns)
+    for trajectory_indices in prompt_groups.values():
+        N = len(trajectory_indices)
+        if N == 1:
+            continue
+        traj_idx = torch.tensor(trajectory_indices)
+        mask_group = response_mask[traj_idx]
+        numerator = (returns[traj_idx] * w_cumulative[traj_idx] * mask_group).sum(dim=0)
+        denominator = (w_cumulative[traj_idx] * mask_group).sum(dim=0) + epsilon
+        baselines[traj_idx] = (numerator / denominator).unsqueeze(0).expand(N, -1)
+        response_lengths = mask_group.sum(dim=-1)
+        sorted_lengths, _ = torch.sort(response_lengths)
+        max_length = int(sorted_lengths[-1].item())
+        second_max_length = int(sorted_lengths[-2].item())
+        max_length_idx = (response_lengths == max_length).nonzero(as_tuple=True)[0]
+        if max_length_idx.numel() == 1 and max_length > second_max_length:
+            baselines[trajectory_indices[int(max_length_idx[0])], second_max_length:] = 0.0
+    return (returns - baselines) * response_mask
+
+
+@given(seed=st.integers(0, 999), each=st.integers(1, 4))
+def test_the_optimal_baseline_of_each_token_is_verls(seed, each):
+    """`optimal_token_baseline`, with rewards of every token, as a KL gives them, and groups in any order."""
+    g = torch.Generator().manual_seed(seed)
+    index = torch.arange(3).repeat_interleave(each)[torch.randperm(3 * each, generator=g)].tolist()
+    lengths = torch.randint(1, 8, (len(index),), generator=g)
+    mask = (torch.arange(8)[None] < lengths[:, None]).double()
+    rewards = torch.randn(mask.shape, generator=g, dtype=torch.float64) * mask
+    all_logps = torch.randn(*mask.shape, 5, generator=g, dtype=torch.float64).log_softmax(-1)
+    logps, collisions = all_logps[..., 0], all_logps.exp().square().sum(-1)
+    expected = optimal_token_baseline(rewards, mask, index, logps, collisions)
+    here = mask > 0
+    found = optimal_token_advantages(rewards[here], logps[here], collisions[here].log(), index, lengths)
+    torch.testing.assert_close(found, expected[here])
+
+
+def test_returns_that_are_all_equal_have_no_advantage_at_a_place():
+    """To the bit, where several samples reach it; where one alone does, it has what it is rewarded, as verl has it."""
+    rewards = torch.tensor([0.0, 0.1, 0.0, 0.0, 0.1])
+    logps, collisions = torch.tensor([-0.5, -1.0, -2.0, -0.1, -0.3]), torch.full((5,), -0.7)
+    assert optimal_token_advantages(rewards, logps, collisions, [4, 4], [2, 3]).tolist() == [0, 0, 0, 0, rewards[1]]
 
 
 ESTIMATORS = {

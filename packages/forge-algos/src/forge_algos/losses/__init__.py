@@ -15,7 +15,14 @@ from forge_algos.losses._triplet import batch_all_triplet
 from forge_algos.losses.distillation._aligned import SharedTokens, aligned_distillation
 from forge_algos.losses.distillation._distillation import distillation
 from forge_algos.losses.distillation._top import TopTokens, top_distillation
-from forge_algos.losses.policy._advantages import Advantages, decoupled_advantages, gae, group_advantages, whitened
+from forge_algos.losses.policy._advantages import (
+    Advantages,
+    decoupled_advantages,
+    gae,
+    group_advantages,
+    optimal_token_advantages,
+    whitened,
+)
 from forge_algos.losses.policy._covariance import clip_cov_tokens, covariances, kl_cov_tokens
 from forge_algos.losses.policy._policy import policy_gradient, value
 from forge_algos.losses.preference._dpo import dpo, wpo_weights
@@ -50,6 +57,7 @@ __all__ = [
     "kto",
     "nll",
     "nll_of_logits",
+    "optimal_token_advantages",
     "orpo",
     "policy_gradient",
     "reward",

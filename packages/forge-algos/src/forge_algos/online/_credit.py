@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forge_algos.losses import decoupled_advantages, gae, group_advantages, kl, whitened
+from forge_algos.losses import decoupled_advantages, gae, group_advantages, kl, optimal_token_advantages, whitened
 from forge_algos.losses.policy._advantages import EPSILON, WHITE
 
 Floats = NDArray[np.float32]
@@ -43,6 +43,10 @@ class Scored:
     """float32[M], the value head's; None without one."""
     greedy: Floats | None = None
     """float32[G]: the reward of each prompt's greedy completion; None without one."""
+    old_logps: Floats | None = None
+    """float32[M]: log-probabilities, where a token's baseline reads them."""
+    collision: Floats | None = None
+    """float32[M]: log Σ p² over the vocabulary, likewise; NaN for completions that were not measured."""
 
 
 Credit = Callable[[Any, Scored], tuple[Floats, Floats | None]]
@@ -63,6 +67,7 @@ def advantages_of(
     ref_logps: Floats | None,
     values: Floats | None,
     greedy: Floats | None = None,
+    collision: Floats | None = None,
 ) -> tuple[Floats, Floats | None]:
     """Compute advantages float32[M], and returns float32[M] or None, by the settings' `credit`.
 
@@ -80,6 +85,7 @@ def advantages_of(
         ref_logps: float32[M], likewise; None without a KL.
         values: float32[M], for PPO.
         greedy: float32[G], rewards of greedy completions; none of prompts that are trained on is NaN.
+        collision: float32[M], log Σ p² before each token, for a baseline of each.
     """
     penalty = np.zeros_like(old_logps)
     if ref_logps is not None:
@@ -96,6 +102,8 @@ def advantages_of(
         penalty=penalty,
         values=values,
         greedy=greedy,
+        old_logps=None if collision is None else old_logps,
+        collision=collision,
     )
     found, returns = CREDITS[settings.credit](settings, scored)
     if returns is None:
@@ -129,9 +137,13 @@ def group(settings: Any, scored: Scored) -> tuple[Floats, None]:
     of_tokens = settings.kl_in_reward and baseline == "none"
     if settings.kl_in_reward and not of_tokens:
         rewards = torch.from_numpy((scored.rewards - _penalties(scored)).astype(np.float32))
-    found = group_advantages(rewards, groups, baseline=baseline, scale=settings.scale, lengths=lengths).numpy()
+    found = group_advantages(rewards, groups, baseline=_of_group(baseline), scale=settings.scale, lengths=lengths).numpy()
     if of_tokens:
-        found, lengths = _from_each_token(found, scored), torch.ones(len(scored.penalty), dtype=torch.int64)
+        found = _from_each_token(found, scored)
+    if settings.baseline == "optimal_token":
+        found, of_tokens = _above_each_token(settings, scored), True
+    if of_tokens:
+        lengths = torch.ones(len(scored.penalty), dtype=torch.int64)
     if settings.whiten:
         trained = np.repeat(scored.trained, scored.lengths) if of_tokens else scored.trained
         found = found.copy()
@@ -151,6 +163,30 @@ def _from_each_token(advantages: Floats, scored: Scored) -> Floats:
     through, ends = penalty.cumsum(), scored.lengths.cumsum() - 1
     rest = np.repeat(through[ends], scored.lengths) - through + penalty if len(ends) else penalty
     return (np.repeat(advantages, scored.lengths) - rest).astype(np.float32)
+
+
+def _of_group(baseline: str) -> str:
+    """Return the baseline of completions; where one of tokens takes its place, none."""
+    return "none" if baseline == "optimal_token" else baseline
+
+
+def _above_each_token(settings: Any, scored: Scored) -> Floats:
+    """Subtract from what is rewarded from each token on the baseline of that place: float32[M]."""
+    assert scored.old_logps is not None
+    assert scored.collision is not None
+    known = np.repeat(scored.counted, scored.lengths)
+    lengths = scored.lengths[scored.counted]
+    found = np.zeros_like(scored.penalty)
+    rewards = -scored.penalty[known] if settings.kl_in_reward else np.zeros(int(lengths.sum()), np.float32)
+    rewards[lengths.cumsum() - 1] += scored.rewards[scored.counted]
+    found[known] = optimal_token_advantages(
+        torch.from_numpy(rewards),
+        torch.from_numpy(scored.old_logps[known]),
+        torch.from_numpy(scored.collision[known]),
+        scored.groups[scored.counted].tolist(),
+        lengths.tolist(),
+    ).numpy()
+    return found
 
 
 def pairs_of(rewards: Floats, groups: NDArray[np.int64], usable: NDArray[np.bool_]) -> NDArray[np.int64]:

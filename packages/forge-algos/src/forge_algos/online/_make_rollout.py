@@ -160,8 +160,9 @@ def make_rollout(
     trained, masked = _trained(settings, counted, finished, reward_B, groups)
 
     prompt_ids = tuple(np.asarray(prompt.input_ids, np.int32) for prompt in prompts)
-    # With the KL in the reward, masked completions are measured too: they are part of the baseline of the others.
-    weighed = counted & ~trained & (_rewards_kl(settings) and settings.kl_weight > 0)
+    # With the KL in the reward, or a baseline of each token, masked completions are measured too: they are part of the
+    # baseline of the others.
+    weighed = counted & ~trained & (_of_tokens(settings) or (_rewards_kl(settings) and settings.kl_weight > 0))
     nothing = np.zeros_like(masked)
     alike = beginnings_of(prompt_ids, least_prefix=least_prefix, collate=collate)
     steps = [
@@ -209,11 +210,12 @@ def make_rollout(
         reference=reference,
         with_values=settings.credit == "gae",
         with_entropy=_share_kept(settings) < 1,
+        with_collision=_of_tokens(settings),
     )
     starts = np.append(0, lengths.cumsum())
     places = np.concatenate([np.zeros(0, np.int64), *(token_places(starts, indices) for indices in parts)])
     unknown = np.repeat(~(trained | weighed), lengths)
-    old_logps, ref_logps, values, entropy = (
+    old_logps, ref_logps, values, entropy, collision = (
         None if found is None else _whole(found, places, unknown, parallel) for found in measured
     )
     assert old_logps is not None
@@ -229,6 +231,7 @@ def make_rollout(
         ref_logps=ref_logps,
         values=values,
         greedy=greedy_rewards,
+        collision=collision,
     )
     weights = None if sampler_logps is None else gap_weights(settings, old_logps, sampler_logps, lengths)
     if weights is not None:
@@ -286,7 +289,10 @@ def _with_media(media: Sequence[MediaOf] | None, chosen: Sequence[int]) -> dict[
 def _drawn(
     sampler: Sampler, prompts: Sequence[NDArray[Any]], options: Mapping[str, Any], **further: Any
 ) -> tuple[list[Completion], ForgeAlgosError | None]:
-    """Sample completions; return them, or the error that ended them where other ranks do not wait within the sampler."""
+    """Sample completions; return them, or the error that ended it.
+
+    It is raised where other ranks wait within the sampler.
+    """
     try:
         return sampler.sample(prompts, **options, **further), None
     except RolloutError as error:
@@ -302,7 +308,7 @@ def _greedy_rewards(
     parallel: Parallel,
     shard: int,
 ) -> NDArray[np.float32] | None:
-    """Return the reward of each prompt's greedy completion, float32[G]; None where it is no baseline."""
+    """Return rewards of greedy completions, float32[G]; None where they are no baseline."""
     if not isinstance(settings, GRPOSettings) or settings.baseline != "greedy":
         return None
     made, scores = answer()
@@ -462,6 +468,11 @@ def _trained(
 def _rewards_kl(settings: OnlineSettings) -> bool:
     """Whether a completion's KL is part of a reward that others are compared with."""
     return settings.kl_in_reward if isinstance(settings, GRPOSettings) else settings.credit == "leave_one_out"
+
+
+def _of_tokens(settings: OnlineSettings) -> bool:
+    """Whether each token has a baseline of its own."""
+    return isinstance(settings, GRPOSettings) and settings.baseline == "optimal_token"
 
 
 def _share_kept(settings: OnlineSettings) -> float:

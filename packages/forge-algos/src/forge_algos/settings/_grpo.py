@@ -128,7 +128,8 @@ class GRPOSettings(GroupSettings):
     others ("leave_one_out"), of the group by number of tokens ("length", OPO, arXiv 2505.23585), or nothing ("none",
     REINFORCE++, arXiv 2501.03262). With "second_best" only the best of a group has an advantage, what it has above the second
     best (Pass@k, arXiv 2503.19595). Or the reward of one answer more to each prompt, of the likeliest tokens, which is not
-    learned from ("greedy", ReMax, arXiv 2310.10505)."""
+    learned from ("greedy", ReMax, arXiv 2310.10505). Or each token has a baseline of its own, the mean over its place in the
+    group's answers, weighed by how uncertain they were up to it ("optimal_token", OTB)."""
     whiten: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
     """Whether a rollout's advantages are scaled to mean 0 and deviation 1 over its tokens
     (REINFORCE++, arXiv 2501.03262)."""
@@ -141,7 +142,7 @@ class GRPOSettings(GroupSettings):
     0 needs no reference. With loss_type=online_dpo it is DPO's β, above 0; 0.1 is usual."""
     kl_in_reward: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
     """Whether that divergence (k1, summed over a completion) is subtracted from the reward, and
-    no part of the loss; with baseline=none or greedy from each token's, from that token on."""
+    no part of the loss; with baseline=none, greedy or optimal_token from each token's, from that token on."""
     kl_estimator: KLEstimator = attrs.field(default="k3", validator=one_of(KLEstimator))
     """Estimate of that divergence: k3 of each token ("k3"), or k3 weighed by the ratio,
     whose gradient is that of the true divergence ("unbiased", DeepSeek-V3.2)."""
@@ -210,19 +211,21 @@ class GRPOSettings(GroupSettings):
                 f"scale_rewards={self.scale!r} with baseline='none' divides rewards that are all equal by a deviation of 0, to "
                 "which 0.0001 is added: they would count 10,000-fold; set whiten=True, or leave scale_rewards out"
             )
-        if self.baseline == "greedy" and self.scale != "none":
+        if self.baseline in ("greedy", "optimal_token") and self.scale != "none":
             raise ValueError(
-                f"scale_rewards={self.scale!r} has no effect with baseline='greedy', which compares a reward with one answer's "
-                "and divides by nothing; leave it out, or set whiten=True"
+                f"scale_rewards={self.scale!r} has no effect with baseline={self.baseline!r}, which divides by nothing; leave "
+                "it out, or set whiten=True"
             )
+        of_tokens = self.kl_in_reward and self.baseline in ("none", "greedy")
+        self._check_alone(self.baseline == "optimal_token", ("top_entropy_quantile",), "with baseline='optimal_token'")
         if self.kl_in_reward and self.scale == "nonzero":
             raise ValueError(
                 "scale_rewards='nonzero' has no effect with kl_in_reward=True, which leaves no reward at 0; leave one out"
             )
-        if self.kl_in_reward and self.baseline in ("none", "greedy") and not self.policy.per_token:
+        if (of_tokens or self.baseline == "optimal_token") and not self.policy.per_token:
             raise ValueError(
-                f"kl_in_reward=True with baseline={self.baseline!r} gives each token an advantage of its own, and loss_type="
-                f"{self.loss_type!r} weighs whole completions: choose another loss_type, or another baseline"
+                f"{'kl_in_reward=True with ' * of_tokens}baseline={self.baseline!r} gives each token an advantage of its own, "
+                f"and loss_type={self.loss_type!r} weighs whole completions: choose another loss_type, or another baseline"
             )
 
     def _check_paired(self, form: str) -> None:

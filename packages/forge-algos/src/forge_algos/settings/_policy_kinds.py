@@ -13,7 +13,7 @@ Level = Literal["token", "sequence"]
 Reduce = Literal["tokens", "mean", "sum", "max_length"]
 Clipped = Literal["objective", "weight", "tokens", "gate", "gamma", "tv", "kl", "square", "cov", "cov_kl", "none"]
 Scale = Literal["group", "batch", "nonzero", "none"]
-Baseline = Literal["mean", "leave_one_out", "length", "second_best", "greedy", "none"]
+Baseline = Literal["mean", "leave_one_out", "length", "second_best", "greedy", "optimal_token", "none"]
 
 
 @attrs.frozen(kw_only=True)

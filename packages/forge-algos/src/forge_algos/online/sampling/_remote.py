@@ -95,7 +95,9 @@ class RemoteSampler:
         repetition_penalty: float = 1.0,
         media: Sequence[Callable[[], Unexpanded] | None] | None = None,
     ) -> list[Completion]:
-        """Sample as `Sampler.sample`, from the whole distribution, or with a `top_k` of 1 the likeliest tokens.
+        """Sample as `Sampler.sample`, from the whole distribution.
+
+        With a `top_k` of 1 it takes the likeliest tokens.
 
         Media are given as `Unexpanded`. What the server's processor makes of a prompt and its media must be the prompt.
 

@@ -26,6 +26,8 @@ _ESTIMATORS: dict[str, dict[str, object]] = {
     "gpg": {"scale_rewards": "nonzero"},
     "grpo_passk": {"baseline": "second_best"},
     "remax": {"baseline": "greedy"},
+    "optimal_token_baseline": {"baseline": "optimal_token"},
+    "tir_optimal_token_baseline": {"baseline": "optimal_token"},
 }
 """`adv_estimator` beside gae → settings of forge grpo."""
 _AGGREGATIONS: dict[str, dict[str, object]] = {
@@ -57,7 +59,7 @@ BESIDE = re.compile(
     r"|(critic|reward_model|reward)\.(?!optim|cliprange_value|model\.path|reward_manager|model_path|reward_kwargs|custom).*"
     r"|.*(use_dynamic_bsz|micro_batch_size|micro_batch_size_per_gpu|max_token_len_per_gpu|batch_size_per_gpu)|.*\.strategy"
     r"|.*\.(ulysses_sequence_parallel_size|use_torch_compile|use_fused_kernels|use_prefix_grouper|entropy_.*chunk.*)"
-    r"|.*\.(entropy_checkpointing|calculate_(?!sum).*|data_loader_seed|pad_to_length.*|use_liger|external_lib|trust_remote_code)"
+    r"|.*\.(entropy_checkpointing|calculate_.*|data_loader_seed|pad_to_length.*|use_liger|external_lib|trust_remote_code)"
     r"|.*\.(use_remove_padding|enable_gradient_checkpointing|enable_activation_offload\w*|use_shm|fused_kernel_options.*|tiled_mlp.*)"
     r"|data\.(val_.*|dataloader_num_workers|num_workers|filter_overlong_prompts_workers|return_.*|image_patch_size|gen_batch_size)"
     r"|data\.(reward_fn_key|validation_shuffle|pad_mode|balance_dp_token|ignore_input_ids_mismatch|tool_config_path)"
