@@ -336,8 +336,9 @@ class Stub:
                 logits = model(input_ids=torch.tensor([[*prompt, *ids]]), **given).logits[0, -1].float()
                 for token, bias in own.get("logit_bias", {}).items():
                     logits[int(token)] += bias
-                logits = logits / own["temperature"]
-                ids.append(int(torch.multinomial(logits.softmax(-1), 1, generator=random)))
+                logits = logits / (own["temperature"] or 1.0)
+                drawn = torch.multinomial(logits.softmax(-1), 1, generator=random) if own["temperature"] else logits.argmax()
+                ids.append(int(drawn))
                 logps.append(float(logits.log_softmax(-1)[ids[-1]]) - (0.05 if self.fault == "off by a little" else 0.0))
                 if ids[-1] in own["stop_token_ids"]:
                     return ids, logps, True

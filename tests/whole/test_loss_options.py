@@ -25,6 +25,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("grpo", {"top_entropy_quantile": 0.3, "entropy_coef": 0.5}),
     ("grpo", {"loss_type": "vespo"}),
     ("grpo", {"loss_type": "gmpo"}),
+    ("grpo", {"loss_type": "clip_cov", "clip_cov_ratio": 0.3, "clip_cov_lb": -1.0, "learning_rate": 1e-2}),
+    ("grpo", {"loss_type": "kl_cov", "kl_cov_ratio": 0.3, "learning_rate": 1e-2}),
+    ("grpo", {"baseline": "optimal_token", "mask_truncated": True}),
+    ("grpo", {"baseline": "greedy", "num_generations": 1, "kl_in_reward": True}),
     ("grpo", {"baseline": "none", "whiten": True, "kl_in_reward": True}),
     ("grpo", {"use_adaptive_entropy": True, "entropy_target": 9.0, "entropy_coef_delta": 0.3, "top_entropy_quantile": 0.5}),
 ]

@@ -235,6 +235,29 @@ def test_a_turn_is_asked_for_what_the_server_has_room_for(model_dir: Path, kind:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", VERSIONS)
+def test_a_greedy_answer_is_asked_for_without_a_temperature(model_dir: Path, kind: str) -> None:
+    """As both servers have it: one completion of a prompt, of temperature 0; other bounds are refused as ever."""
+    with served(kind, model_dir) as (url, stub):
+        sampler = forge_algos.online.RemoteSampler(kind, url, eos_ids=[2], timeout=30)
+        sampler.check("", [], 16)
+        own = {"num_generations": 1, "max_new_tokens": 4, "temperature": 0.7, "top_p": 1.0, "top_k": 1}
+        (one,), (other,) = (sampler.sample([np.array([5, 6, 7])], **own, seed=seed) for seed in (1, 2))
+        with pytest.raises(forge_algos.RolloutError, match="samples from the whole distribution"):
+            sampler.sample([np.array([5])], **own | {"top_k": 2}, seed=1)
+    assert one.ids.tolist() == other.ids.tolist()
+    bodies = [body for _, route, body in stub.asked if route in ("/v1/completions", "/generate")]
+    sampled = [sampling_of(body) for body in bodies]
+    assert [(each["temperature"], each["n"]) for each in sampled] == [(0.0, 1)] * 2
+
+
+def sampling_of(body: dict[str, Any]) -> dict[str, Any]:
+    """The options of a request, wherever that server reads them."""
+    found = body.get("sampling_params", body)
+    return found[0] if isinstance(found, list) else found
+
+
+@pytest.mark.slow
 def test_the_small_server_answers_as_sglang_did(model_dir: Path, tmp_path: Path) -> None:
     """Field by field what SGLang itself answered."""
     from peft import LoraConfig, get_peft_model

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("unchecked_exports")
 
 MOVING = {"reference": "moving", "learning_rate": 1e-1, "max_steps": 3}
 ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 99.0, "max_steps": 3, "learning_rate": 1e-2}
+CLIP_COV = {"loss_type": "clip_cov", "clip_cov_lb": -9.0, "clip_cov_ratio": 0.5}
 AT_ONCE = {"num_iterations": 1, "max_steps": 3}
 """Of online verbs: a rollout a step, so that each has a reference that may have moved."""
 
@@ -167,6 +168,11 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "dual_clip": ({"learning_rate": 1e-1, "num_iterations": 2}, None, 1.3),
         "loss_reduction": ({}, None, "mean"),
         "dro_beta": ({"loss_type": "dro", "learning_rate": 1e-1, "num_iterations": 2}, 0.1, 5.0),
+        "clip_cov_ratio": (CLIP_COV, 0.1, 0.9),
+        "clip_cov_lb": (CLIP_COV, -9.0, 0.5),
+        "clip_cov_ub": (CLIP_COV, 9.0, 0.1),
+        "kl_cov_ratio": ({"loss_type": "kl_cov", "learning_rate": 1e-1, "num_iterations": 2}, 0.1, 0.9),
+        "kl_cov_coef": ({"loss_type": "kl_cov", "learning_rate": 1e-1, "num_iterations": 2}, 1.0, 5.0),
         "kl_estimator": ({}, "k3", "unbiased"),
         "updates_per_pass": ({}, 1, 2),
         "mask_truncated": ({}, False, True),

@@ -87,9 +87,32 @@ def test_nothing_given_is_verls_default() -> None:
             {"loss_type": "dro", "dro_beta": 0.1, "clip": None},
         ),
         (
+            [
+                f"{ACTOR}.policy_loss.loss_mode=clip_cov",
+                *(f"{ACTOR}.policy_loss.clip_cov_{k}" for k in ("ratio=0.1", "lb=0.5")),
+            ],
+            {
+                "loss_type": "clip_cov",
+                "clip_cov_ratio": 0.1,
+                "clip_cov_lb": 0.5,
+                "clip": 0.2,
+                "clip_high": 0.2,
+                "dual_clip": None,
+            },
+        ),
+        (
+            [f"{ACTOR}.policy_loss.loss_mode=kl_cov", f"{ACTOR}.policy_loss.ppo_kl_coef=0.5"],
+            {"loss_type": "kl_cov", "kl_cov_coef": 0.5, "clip": None, "dual_clip": None},
+        ),
+        (
             [f"{ACTOR}.policy_loss.loss_mode=cispo", f"{ACTOR}.loss_agg_mode=seq-mean-token-mean"],
             {"loss_type": "cispo", "loss_reduction": "mean"},
         ),
+        (
+            ["algorithm.adv_estimator=remax", f"{ROLLOUT}.n=1"],
+            {"baseline": "greedy", "num_generations": 1, "scale_rewards": None},
+        ),
+        (["algorithm.adv_estimator=optimal_token_baseline"], {"baseline": "optimal_token", "scale_rewards": None}),
         (["algorithm.adv_estimator=reinforce_plus_plus"], {"baseline": "none", "whiten": True}),
         (["algorithm.adv_estimator=reinforce_plus_plus_baseline"], {"whiten": True}),
         (["algorithm.adv_estimator=gdpo"], {"multi_objective_aggregation": "normalize_then_sum"}),
@@ -205,8 +228,8 @@ def test_what_is_to_be_looked_at(more: list[str], key: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (script("algorithm.adv_estimator=remax"), "adv_estimator=remax: of these there are gae, grpo,"),
-        (script(f"{ACTOR}.policy_loss.loss_mode=clip_cov"), "loss_mode=clip_cov: of these there are vanilla, gspo, sapo"),
+        (script("algorithm.adv_estimator=mine"), "adv_estimator=mine: of these there are gae, grpo,"),
+        (script(f"{ACTOR}.policy_loss.loss_mode=bypass_mode"), "loss_mode=bypass_mode: of these there are vanilla, gspo, sapo"),
         (script("distillation.enabled=True"), "use_task_rewards: .*no rewards beside the teacher"),
         (
             script(f"{ROLLOUT}.multi_turn.enable=False", f"{ROLLOUT}.multi_turn.tool_config_path=t.yaml"),

@@ -12,19 +12,21 @@ from hypothesis import given, strategies as st
 from forge_algos import LossError
 from forge_algos.losses import (
     POLICY_KINDS,
+    clip_cov_tokens,
     completion_logps,
     decoupled_advantages,
     gae,
     group_advantages,
     kl,
+    kl_cov_tokens,
     policy_gradient,
     value,
     whitened,
 )
 
 KINDS = sorted(POLICY_KINDS)
-TOKEN_MEANS = ("cispo", "dapo", "dppo_kl", "dppo_tv", "dro", "gpg", "ppo", "vespo")
-UNBOUNDED = ("dro", "gpg", "online_dpo", "online_ipo", "sapo", "vespo")
+TOKEN_MEANS = ("cispo", "clip_cov", "dapo", "dppo_kl", "dppo_tv", "dro", "gpg", "kl_cov", "ppo", "vespo")
+UNBOUNDED = ("dro", "gpg", "kl_cov", "online_dpo", "online_ipo", "sapo", "vespo")
 WITHOUT_KL = ("online_dpo", "online_ipo", "rloo")
 
 
@@ -40,8 +42,16 @@ def rollout(B, seed=0, shift=0.5):
     return new, old, ref, torch.randn(B, generator=g, dtype=torch.float64), lengths
 
 
-def settings_for(kind):
-    return {"kind": kind} | ({"max_length": 7} if kind == "dr_grpo" else {}) | ({"dro_beta": 0.3} if kind == "dro" else {})
+def settings_for(kind, chosen=None):
+    own = {"chosen": chosen} if POLICY_KINDS[kind].chooses else {}
+    return (
+        {"kind": kind} | own | ({"max_length": 7} if kind == "dr_grpo" else {}) | ({"dro_beta": 0.3} if kind == "dro" else {})
+    )
+
+
+def some_of(T):
+    """Return bool[T]: tokens as if they were chosen by their covariance."""
+    return torch.arange(T) % 3 == 0
 
 
 def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight, *, estimator="k3", most=None, ratio="token"):
@@ -104,6 +114,8 @@ def naive(kind, new, old, ref, advantages, lengths, low, high, kl_weight, *, est
                 "cispo": -weight * advantage * new[t],
                 "sapo": -gate * advantage,
                 "gpg": -advantage * new[t],
+                "clip_cov": 0 * new[t] if t % 3 == 0 else -clipped(rho, advantage),
+                "kl_cov": -rho * advantage + abs(new[t] - old[t]) * (t % 3 == 0),
                 "dro": -advantage * new[t] + 0.15 * (new[t] - old[t]) ** 2,
                 **dict.fromkeys(("dppo_tv", "dppo_kl"), -bounded * advantage * new[t] * inside),
             }.get(kind, -clipped(rho, advantage))
@@ -128,10 +140,10 @@ def test_is_the_papers_formula(kind, B, seed, high, kl_weight, estimator, most):
     """Every term and gradient of each kind is the formula's, on both sides of the clip."""
     new, old, ref, advantages, lengths = rollout(B, seed)
     kl_weight = 0.0 if kind in WITHOUT_KL else kl_weight
-    most = None if kind in ("cispo", "gmpo", *UNBOUNDED) else most
+    most = None if kind in ("cispo", "clip_cov", "gmpo", *UNBOUNDED) else most
     bounds = {} if kind in UNBOUNDED else {"clip": 0.2, "clip_high": high, "dual_clip": most}
     extra = {"ref_logps": ref, "kl_weight": kl_weight, "kl_estimator": estimator} if kl_weight else {}
-    terms = policy_gradient(new, old, advantages, lengths, **bounds, **extra, **settings_for(kind))
+    terms = policy_gradient(new, old, advantages, lengths, **bounds, **extra, **settings_for(kind, some_of(len(new))))
     expected = naive(kind, new, old, ref, advantages, lengths, 0.2, high, kl_weight, estimator=estimator, most=most)
     assert terms.count == (sum(lengths) if kind in TOKEN_MEANS else B)
     torch.testing.assert_close(terms.per_sample, expected)
@@ -205,7 +217,7 @@ def test_what_is_far_off_the_policy_is_left_out(kind, of_tokens):
     given = (
         advantages.repeat_interleave(torch.tensor(lengths)) if of_tokens and POLICY_KINDS[kind].ratio == "token" else advantages
     )
-    with_kl = settings_for(kind) | ({} if kind in WITHOUT_KL else {"ref_logps": ref, "kl_weight": 0.1})
+    with_kl = settings_for(kind, some_of(len(new))) | ({} if kind in WITHOUT_KL else {"ref_logps": ref, "kl_weight": 0.1})
     found = policy_gradient(new, old, given, lengths, off_policy_threshold=0.05, **with_kl)
     fallen = [(a - b).mean().item() > 0.05 for a, b in zip(old.split(lengths), new.split(lengths), strict=True)]
     left = torch.tensor(fallen) & (advantages < 0)
@@ -223,13 +235,13 @@ def test_any_cut_gives_the_same(kind, B, at, seed):
     new, old, ref, advantages, lengths = rollout(B, seed)
     at = min(at, B - 1)
     extra = {} if kind in WITHOUT_KL else {"kl_weight": 0.1}
-    edge = sum(lengths[:at])
+    edge, chosen = sum(lengths[:at]), some_of(len(new))
     whole = policy_gradient(
-        new, old, advantages, lengths, **settings_for(kind), **extra, **({"ref_logps": ref} if extra else {})
+        new, old, advantages, lengths, **settings_for(kind, chosen), **extra, **({"ref_logps": ref} if extra else {})
     )
     parts = [
         policy_gradient(
-            new[tokens], old[tokens], advantages[mine], lengths[mine], **settings_for(kind), **extra,
+            new[tokens], old[tokens], advantages[mine], lengths[mine], **settings_for(kind, chosen[tokens]), **extra,
             **({"ref_logps": ref[tokens]} if extra else {}),
         )
         for mine, tokens in ((slice(at), slice(edge)), (slice(at, B), slice(edge, None)))
@@ -246,7 +258,7 @@ def test_any_cut_gives_the_same(kind, B, at, seed):
 def test_on_policy_is_the_policy_gradient(kind):
     """At ρ = 1 nothing is clipped, and the gradient is -A for each token, however normalised."""
     new, _, _, advantages, lengths = rollout(4)
-    terms = policy_gradient(new, new.detach(), advantages, lengths, **settings_for(kind))
+    terms = policy_gradient(new, new.detach(), advantages, lengths, **settings_for(kind, torch.zeros(len(new)) > 0))
     assert terms.stats["clipped_low"] == terms.stats["clipped_high"] == terms.stats["approx_kl"] == 0
     (grad,) = torch.autograd.grad(terms.sum, new)
     sizes = torch.tensor(lengths)
@@ -273,7 +285,7 @@ def test_extremes_are_finite(kind, values, A):
     new, old, ref = (torch.tensor([v, -5.0]) for v in values)
     new.requires_grad_()
     extra = {} if kind in WITHOUT_KL else {"ref_logps": ref, "kl_weight": 0.1}
-    terms = policy_gradient(new, old, torch.tensor([A]), [2], **settings_for(kind), **extra)
+    terms = policy_gradient(new, old, torch.tensor([A]), [2], **settings_for(kind, some_of(2)), **extra)
     terms.sum.backward()
     assert terms.per_sample.isfinite().all()
     assert new.grad.isfinite().all()
@@ -488,8 +500,8 @@ T3, B2 = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([1.0, -1.0])
             for each in (1.0, (1.0,), "ab c")
         ),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], dual_clip=1.1), "dual_clip: a finite number above 1.2"),
-        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="cispo", dual_clip=9.0), "'cispo' bounds its weights by clip_high"),
-        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="gmpo", dual_clip=9.0), "'gmpo' bounds its weights by clip_high"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="cispo", dual_clip=9.0), "'cispo' bounds its ratios by clip_high"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="gmpo", dual_clip=9.0), "'gmpo' bounds its ratios by clip_high"),
         (
             lambda: policy_gradient(T3, T3, B2, [1, 2], kind="gmpo", ratio="token"),
             "ratio='token': 'gmpo' has a ratio of its own",
@@ -504,6 +516,12 @@ T3, B2 = torch.tensor([-1.0, -2.0, -3.0]), torch.tensor([1.0, -1.0])
         ),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="sapo", temperatures=(0.0, 2.0)), "temperatures"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], kl_estimator="unbiased"), "no effect without a kl_weight above 0"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="kl_cov"), "chosen: 'clip_cov' and 'kl_cov' need it"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], chosen=T3 > 0), "no other does; kind is 'dapo'"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], kind="kl_cov", chosen=T3), r"chosen: bool\[3\] is wanted"),
+        (lambda: policy_gradient(T3, T3, B2, [1, 2], kl_cov_coef=1.0), "'kl_cov' reads it, and no other kind"),
+        (lambda: clip_cov_tokens(T3, T3, T3, T3, least=2.0, most=2.0), "least=2.0 is not below most=2.0"),
+        (lambda: kl_cov_tokens(T3, T3, T3, share=0), "share: a finite number above 0"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], kl_estimator="k1"), "kl_estimator: there is no 'k1'"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], kl_weight=0.1), "ref_logps and kl_weight: both or none"),
         (lambda: policy_gradient(T3, T3, B2, [1, 2], ref_logps=T3), "both or none"),

@@ -10,7 +10,19 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from forge_algos.losses import gae, group_advantages, policy_gradient, whitened
+from forge_algos.losses import (
+    clip_cov_tokens,
+    gae,
+    group_advantages,
+    kl_cov_tokens,
+    optimal_token_advantages,
+    policy_gradient,
+    whitened,
+)
+
+
+def masked_mean(values, mask):
+    return (values * mask).sum() / (mask.sum() + 1e-8)
 
 
 def masked_whiten(values, mask):
@@ -95,6 +107,46 @@ def dppo(old_log_prob, log_prob, advantages, response_mask, mode, low, high, cli
 def dro(old_log_prob, log_prob, advantages, response_mask, mode, beta):
     log_ratio = log_prob - old_log_prob
     return agg_loss(-(log_prob * advantages - 0.5 * beta * log_ratio.square()), response_mask, mode)
+
+
+def clip_cov(old_log_prob, log_prob, advantages, response_mask, mode, low, high, clip_cov_ratio, lb, ub, lots):
+    """`compute_policy_loss_clip_cov`, whose permutation is that of the lots."""
+    ratio = torch.exp(log_prob - old_log_prob)
+    pg_losses1 = -advantages * ratio
+    corr = torch.ones_like(advantages)
+    pg_losses2 = -advantages * torch.clamp(ratio, 1 - low, 1 + high)
+    clip_by_origin = (pg_losses2 > pg_losses1) & (response_mask > 0)
+    cov_all = (advantages - masked_mean(advantages, response_mask)) * (log_prob - masked_mean(log_prob.detach(), response_mask))
+    cov_all[response_mask == 0] = -torch.inf
+    cov_all[clip_by_origin] = -torch.inf
+    clip_num = max(int(clip_cov_ratio * response_mask.sum().item()), 1)
+    top_k_idx = (cov_all < ub) & (cov_all > lb) & (response_mask > 0)
+    top_k_idx = torch.nonzero(top_k_idx)
+    if len(top_k_idx) > 0:
+        perm = lots[top_k_idx[:, 0], top_k_idx[:, 1]].argsort()
+        top_k_idx = top_k_idx[perm[: min(clip_num, len(top_k_idx))]]
+    else:
+        top_k_idx = torch.empty((0, 2), dtype=torch.long)
+    corr[top_k_idx[:, 0], top_k_idx[:, 1]] = 0
+    return agg_loss(torch.maximum(pg_losses1, pg_losses2) * corr, response_mask, mode)
+
+
+def kl_cov(old_log_prob, log_prob, advantages, response_mask, mode, kl_cov_ratio, ppo_kl_coef):
+    negative_approx_kl = log_prob - old_log_prob
+    ratio = torch.exp(negative_approx_kl)
+    pg_losses1 = -advantages * ratio
+    pg_losses_kl = -advantages * ratio + ppo_kl_coef * negative_approx_kl.abs()
+    pg_losses = pg_losses1
+    all_valid = response_mask > 0
+    all_valid_idx = torch.nonzero(all_valid.reshape(-1), as_tuple=True)[0]
+    all_valid_adv = advantages[all_valid].detach().reshape(-1)
+    all_valid_logp = log_prob[all_valid].detach().reshape(-1)
+    cov_lst_all = (all_valid_adv - all_valid_adv.mean()) * (all_valid_logp - all_valid_logp.mean())
+    k_percent_nums = max(1, int(len(cov_lst_all) * kl_cov_ratio))
+    large_cov_idxs = all_valid_idx[torch.topk(cov_lst_all, k_percent_nums, largest=True).indices]
+    at = large_cov_idxs // advantages.shape[1], large_cov_idxs % advantages.shape[1]
+    pg_losses[at] = pg_losses_kl[at]
+    return agg_loss(pg_losses, response_mask, mode)
 
 
 def batch(seed, shift=0.7):
@@ -183,6 +235,34 @@ def test_a_loss_is_verls_whatever_is_averaged(kind, mode, seed, c):
     torch.testing.assert_close(torch.autograd.grad(found, new), torch.autograd.grad(expected, new))
 
 
+@pytest.mark.parametrize("mode", MODES)
+@given(seed=st.integers(0, 999), share=st.sampled_from([0.02, 0.3]), least=st.sampled_from([-9.0, 0.1]))
+def test_tokens_of_a_large_covariance_are_verls(mode, seed, share, least):
+    """Loss and gradient of `clip_cov` and `kl_cov`, by the tokens chosen among all of a step's."""
+    mask, old, new, advantages, lengths = batch(seed)
+    of_tokens = advantages[:, None] * mask
+    lots = torch.rand(mask.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    here = mask > 0
+    mine = new[here].detach(), of_tokens[here], lots[here]
+    clipped = clip_cov_tokens(mine[0], old[here], *mine[1:], share=share, least=least, most=2.0, clip=0.2, clip_high=0.3)
+    drawn = kl_cov_tokens(*mine, share=share)
+    for expected, options in (
+        (
+            clip_cov(old, new, of_tokens, mask, mode, 0.2, 0.3, share, least, 2.0, lots),
+            {"kind": "clip_cov", "clip": 0.2, "clip_high": 0.3, "chosen": clipped},
+        ),
+        (
+            kl_cov(old, new, of_tokens, mask, mode, share, 0.7),
+            {"kind": "kl_cov", "chosen": drawn, "kl_cov_coef": 0.7},
+        ),
+    ):
+        longest = {"max_length": mask.shape[1]} if mode.endswith("norm") else {}
+        terms = policy_gradient(new[here], old[here], advantages, lengths, reduce=MODES[mode], **options, **longest)
+        found = terms.sum / terms.count
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(torch.autograd.grad(found, new), torch.autograd.grad(expected, new))
+
+
 def outcome(scores, index, baseline, lengths, mask, epsilon=1e-4):  # 1e-6 by default there
     """`compute_*_outcome_advantage` for grpo, rloo, opo, gpg, grpo_passk and reinforce_plus_plus(_baseline): float[B, S]."""
     scores, of_group = scores.clone(), defaultdict(list)
@@ -208,6 +288,57 @@ def outcome(scores, index, baseline, lengths, mask, epsilon=1e-4):  # 1e-6 by de
             scores[i] = (topk[0] - topk[1]) / (own.std() + epsilon) if i == best else 0
     scores = scores[:, None] * mask
     return masked_whiten(scores, mask) * mask if baseline.startswith("reinforce") else scores
+
+
+def optimal_token_baseline(token_level_rewards, response_mask, index, old_log_probs, sum_pi_squared, epsilon=1e-8):
+    """`compute_optimal_token_baseline_advantage`, with `handle_zero_tail` as by default."""
+    returns = (token_level_rewards * response_mask).flip(dims=[-1]).cumsum(dim=-1).flip(dims=[-1])
+    w_per_timestep = 1 - 2 * torch.exp(old_log_probs) + sum_pi_squared
+    w_cumulative = (w_per_timestep * response_mask).cumsum(dim=-1)
+    prompt_groups = defaultdict(list)
+    for i, group in enumerate(index):
+        prompt_groups[group].append(i)
+    baselines = torch.zeros_like(returns)
+    for trajectory_indices in prompt_groups.values():
+        N = len(trajectory_indices)
+        if N == 1:
+            continue
+        traj_idx = torch.tensor(trajectory_indices)
+        mask_group = response_mask[traj_idx]
+        numerator = (returns[traj_idx] * w_cumulative[traj_idx] * mask_group).sum(dim=0)
+        denominator = (w_cumulative[traj_idx] * mask_group).sum(dim=0) + epsilon
+        baselines[traj_idx] = (numerator / denominator).unsqueeze(0).expand(N, -1)
+        response_lengths = mask_group.sum(dim=-1)
+        sorted_lengths, _ = torch.sort(response_lengths)
+        max_length = int(sorted_lengths[-1].item())
+        second_max_length = int(sorted_lengths[-2].item())
+        max_length_idx = (response_lengths == max_length).nonzero(as_tuple=True)[0]
+        if max_length_idx.numel() == 1 and max_length > second_max_length:
+            baselines[trajectory_indices[int(max_length_idx[0])], second_max_length:] = 0.0
+    return (returns - baselines) * response_mask
+
+
+@given(seed=st.integers(0, 999), each=st.integers(1, 4))
+def test_the_optimal_baseline_of_each_token_is_verls(seed, each):
+    """`optimal_token_baseline`, with rewards of every token, as a KL gives them, and groups in any order."""
+    g = torch.Generator().manual_seed(seed)
+    index = torch.arange(3).repeat_interleave(each)[torch.randperm(3 * each, generator=g)].tolist()
+    lengths = torch.randint(1, 8, (len(index),), generator=g)
+    mask = (torch.arange(8)[None] < lengths[:, None]).double()
+    rewards = torch.randn(mask.shape, generator=g, dtype=torch.float64) * mask
+    all_logps = torch.randn(*mask.shape, 5, generator=g, dtype=torch.float64).log_softmax(-1)
+    logps, collisions = all_logps[..., 0], all_logps.exp().square().sum(-1)
+    expected = optimal_token_baseline(rewards, mask, index, logps, collisions)
+    here = mask > 0
+    found = optimal_token_advantages(rewards[here], logps[here], collisions[here].log(), index, lengths)
+    torch.testing.assert_close(found, expected[here])
+
+
+def test_returns_that_are_all_equal_have_no_advantage_at_a_place():
+    """To the bit, where several samples reach it; where one alone does, it has what it is rewarded, as verl has it."""
+    rewards = torch.tensor([0.0, 0.1, 0.0, 0.0, 0.1])
+    logps, collisions = torch.tensor([-0.5, -1.0, -2.0, -0.1, -0.3]), torch.full((5,), -0.7)
+    assert optimal_token_advantages(rewards, logps, collisions, [4, 4], [2, 3]).tolist() == [0, 0, 0, 0, rewards[1]]
 
 
 ESTIMATORS = {

@@ -37,6 +37,8 @@ class OnlineBatch:
     kept: NDArray[np.bool_] | None = None
     """bool[M]: tokens with a term of the policy and of its entropy; others have that of their KL alone,
     and count all the same. None is all."""
+    lots: NDArray[np.float64] | None = None
+    """float64[M]: a number of each token by lot, the same however the step is cut, for losses that choose among its tokens."""
 
 
 def check_online(batch: OnlineBatch, *wanted: str) -> None:
@@ -48,7 +50,7 @@ def check_online(batch: OnlineBatch, *wanted: str) -> None:
         raise PackedBatchError(
             "a sampled completion has at least one token, and all of its tokens are learned; one here has none"
         )
-    for name in ("old_logps", "advantages", "rewards", "ref_logps", "returns", "old_values", "kept"):
+    for name in ("old_logps", "advantages", "rewards", "ref_logps", "returns", "old_values", "kept", "lots"):
         found: Any = getattr(batch, name)
         size = B if name == "rewards" else M
         if found is None and name in ("old_logps", "advantages", "rewards", *wanted):
@@ -70,4 +72,5 @@ def idle_online() -> OnlineBatch:
         ref_logps=nothing,
         returns=nothing,
         old_values=nothing,
+        lots=nothing.astype(np.float64),
     )

@@ -151,12 +151,12 @@ class Head:
         return self._logps_and(of_rows, inputs, rows, targets, temperature=temperature, beside=beside, learned=learned)
 
     def logps_and_collision(
-        self, inputs: Inputs, rows: torch.Tensor, targets: torch.Tensor
+        self, inputs: Inputs, rows: torch.Tensor, targets: torch.Tensor, *, temperature: float = 1.0
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute (logps, log Σ p²), float32[M] each, the sum over the vocabulary.
         It is that of the rows' distributions, without a gradient.
         """
-        logps, collision = self._logps_and(logps_and_collision_of_rows, inputs, rows, targets)
+        logps, collision = self._logps_and(logps_and_collision_of_rows, inputs, rows, targets, temperature=temperature)
         return logps, collision
 
     def _logps_and(

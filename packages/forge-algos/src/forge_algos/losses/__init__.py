@@ -15,7 +15,15 @@ from forge_algos.losses._triplet import batch_all_triplet
 from forge_algos.losses.distillation._aligned import SharedTokens, aligned_distillation
 from forge_algos.losses.distillation._distillation import distillation
 from forge_algos.losses.distillation._top import TopTokens, top_distillation
-from forge_algos.losses.policy._advantages import Advantages, decoupled_advantages, gae, group_advantages, whitened
+from forge_algos.losses.policy._advantages import (
+    Advantages,
+    decoupled_advantages,
+    gae,
+    group_advantages,
+    optimal_token_advantages,
+    whitened,
+)
+from forge_algos.losses.policy._covariance import clip_cov_tokens, covariances, kl_cov_tokens
 from forge_algos.losses.policy._policy import policy_gradient, value
 from forge_algos.losses.preference._dpo import dpo, wpo_weights
 from forge_algos.losses.preference._kto import kto
@@ -33,8 +41,10 @@ __all__ = [
     "aligned_distillation",
     "batch_all_triplet",
     "classification",
+    "clip_cov_tokens",
     "completion_logps",
     "contrastive",
+    "covariances",
     "cpo",
     "decoupled_advantages",
     "dft",
@@ -43,9 +53,11 @@ __all__ = [
     "gae",
     "group_advantages",
     "kl",
+    "kl_cov_tokens",
     "kto",
     "nll",
     "nll_of_logits",
+    "optimal_token_advantages",
     "orpo",
     "policy_gradient",
     "reward",

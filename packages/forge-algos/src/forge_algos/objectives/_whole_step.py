@@ -174,7 +174,7 @@ class BoundWholeStep(BeginsSteps):
                 if batch is None:
                     self._like = self._embed(self._objective.idle())
                     continue
-                self._states[id(batch)] = _random_state(self._device)
+                self._states[id(batch)] = random_state(self._device)
                 self._found.append(self._embed(batch))
         self._know()
 
@@ -196,7 +196,7 @@ class BoundWholeStep(BeginsSteps):
             return self._known.terms(slice(0, 0) if place is None else place)
         if (state := self._states.get(id(batch))) is not None:
             # The dropout of the first forward, so that the gradient is that of the very loss.
-            _set_random_state(self._device, state)
+            set_random_state(self._device, state)
         embeddings = self._embed(batch)
         if self._known is None:
             self._like = embeddings.detach()
@@ -252,13 +252,13 @@ class _GivenGradient(torch.autograd.Function):
         return grad_outputs[0] * gradient, None, None
 
 
-def _random_state(device: torch.device) -> list[torch.Tensor]:
+def random_state(device: torch.device) -> list[torch.Tensor]:
     """Return the states from which dropout is drawn: the host's, and the device's own."""
     own = [] if torch.device(device).type == "cpu" else [torch.get_device_module(device).get_rng_state(device)]
     return [torch.get_rng_state(), *own]
 
 
-def _set_random_state(device: torch.device, state: list[torch.Tensor]) -> None:
+def set_random_state(device: torch.device, state: list[torch.Tensor]) -> None:
     host, *own = state
     torch.set_rng_state(host)
     for each in own:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forge_algos.losses import decoupled_advantages, gae, group_advantages, kl, whitened
+from forge_algos.losses import decoupled_advantages, gae, group_advantages, kl, optimal_token_advantages, whitened
 from forge_algos.losses.policy._advantages import EPSILON, WHITE
 
 Floats = NDArray[np.float32]
@@ -41,6 +41,12 @@ class Scored:
     0 without a reference, NaN for completions that were not measured."""
     values: Floats | None
     """float32[M], the value head's; None without one."""
+    greedy: Floats | None = None
+    """float32[G]: the reward of each prompt's greedy completion; None without one."""
+    old_logps: Floats | None = None
+    """float32[M]: log-probabilities, where a token's baseline reads them."""
+    collision: Floats | None = None
+    """float32[M]: log Σ p² over the vocabulary, likewise; NaN for completions that were not measured."""
 
 
 Credit = Callable[[Any, Scored], tuple[Floats, Floats | None]]
@@ -60,6 +66,8 @@ def advantages_of(
     old_logps: Floats,
     ref_logps: Floats | None,
     values: Floats | None,
+    greedy: Floats | None = None,
+    collision: Floats | None = None,
 ) -> tuple[Floats, Floats | None]:
     """Compute advantages float32[M], and returns float32[M] or None, by the settings' `credit`.
 
@@ -76,6 +84,8 @@ def advantages_of(
         old_logps: float32[M]; NaN for completions that were not measured.
         ref_logps: float32[M], likewise; None without a KL.
         values: float32[M], for PPO.
+        greedy: float32[G], rewards of greedy completions; none of prompts that are trained on is NaN.
+        collision: float32[M], log Σ p² before each token, for a baseline of each.
     """
     penalty = np.zeros_like(old_logps)
     if ref_logps is not None:
@@ -91,6 +101,9 @@ def advantages_of(
         counted=counted,
         penalty=penalty,
         values=values,
+        greedy=greedy,
+        old_logps=None if collision is None else old_logps,
+        collision=collision,
     )
     found, returns = CREDITS[settings.credit](settings, scored)
     if returns is None:
@@ -103,8 +116,8 @@ def group(settings: Any, scored: Scored) -> tuple[Floats, None]:
     """Subtract each group's baseline, divide by a deviation (GRPO), whiten if asked;
     of each reward by itself with multi_objective_aggregation="normalize_then_sum" (GDPO). Of pairs it is `pair`.
 
-    With `kl_in_reward` a completion's reward is less Σ k1 · kl_weight over its tokens. Where there is no baseline an advantage
-    is a token's, less the penalties from it on, as REINFORCE++ has it.
+    With `kl_in_reward` a completion's reward is less Σ k1 · kl_weight over its tokens. Where there is no baseline of the group
+    an advantage is a token's, less the penalties from it on, as REINFORCE++ and ReMax have it.
     """
     rewards, groups = torch.from_numpy(scored.rewards), torch.from_numpy(scored.groups)
     if settings.paired:
@@ -117,12 +130,20 @@ def group(settings: Any, scored: Scored) -> tuple[Floats, None]:
         # A penalty is a number for each completion, also for one that no reward could score.
         each[:, rewards.isnan()] = torch.nan
         return decoupled_advantages(each, groups, weights=weights, among=torch.from_numpy(scored.counted)).numpy(), None
-    lengths, of_tokens = torch.from_numpy(scored.lengths), settings.kl_in_reward and settings.baseline == "none"
+    lengths, baseline = torch.from_numpy(scored.lengths), settings.baseline
+    if baseline == "greedy":
+        assert scored.greedy is not None
+        rewards, baseline = rewards - torch.from_numpy(scored.greedy)[groups], "none"
+    of_tokens = settings.kl_in_reward and baseline == "none"
     if settings.kl_in_reward and not of_tokens:
         rewards = torch.from_numpy((scored.rewards - _penalties(scored)).astype(np.float32))
-    found = group_advantages(rewards, groups, baseline=settings.baseline, scale=settings.scale, lengths=lengths).numpy()
+    found = group_advantages(rewards, groups, baseline=_of_group(baseline), scale=settings.scale, lengths=lengths).numpy()
     if of_tokens:
-        found, lengths = _from_each_token(found, scored), torch.ones(len(scored.penalty), dtype=torch.int64)
+        found = _from_each_token(found, scored)
+    if settings.baseline == "optimal_token":
+        found, of_tokens = _above_each_token(settings, scored), True
+    if of_tokens:
+        lengths = torch.ones(len(scored.penalty), dtype=torch.int64)
     if settings.whiten:
         trained = np.repeat(scored.trained, scored.lengths) if of_tokens else scored.trained
         found = found.copy()
@@ -142,6 +163,30 @@ def _from_each_token(advantages: Floats, scored: Scored) -> Floats:
     through, ends = penalty.cumsum(), scored.lengths.cumsum() - 1
     rest = np.repeat(through[ends], scored.lengths) - through + penalty if len(ends) else penalty
     return (np.repeat(advantages, scored.lengths) - rest).astype(np.float32)
+
+
+def _of_group(baseline: str) -> str:
+    """Return the baseline of completions; where one of tokens takes its place, none."""
+    return "none" if baseline == "optimal_token" else baseline
+
+
+def _above_each_token(settings: Any, scored: Scored) -> Floats:
+    """Subtract from what is rewarded from each token on the baseline of that place: float32[M]."""
+    assert scored.old_logps is not None
+    assert scored.collision is not None
+    known = np.repeat(scored.counted, scored.lengths)
+    lengths = scored.lengths[scored.counted]
+    found = np.zeros_like(scored.penalty)
+    rewards = -scored.penalty[known] if settings.kl_in_reward else np.zeros(int(lengths.sum()), np.float32)
+    rewards[lengths.cumsum() - 1] += scored.rewards[scored.counted]
+    found[known] = optimal_token_advantages(
+        torch.from_numpy(rewards),
+        torch.from_numpy(scored.old_logps[known]),
+        torch.from_numpy(scored.collision[known]),
+        scored.groups[scored.counted].tolist(),
+        lengths.tolist(),
+    ).numpy()
+    return found
 
 
 def pairs_of(rewards: Floats, groups: NDArray[np.int64], usable: NDArray[np.bool_]) -> NDArray[np.int64]:

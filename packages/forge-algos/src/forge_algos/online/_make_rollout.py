@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from forge_algos.online.rewards._rewards import Reward, RewardInputs, score
 from forge_algos.online.rollout._rollout import Rollout, equal_groups
 from forge_algos.online.sampling._draw import attempt_seed
 from forge_algos.online.sampling._media_rows import MediaOf
-from forge_algos.online.sampling._sampler import Completion, Sampler, draw_options
+from forge_algos.online.sampling._sampler import Completion, Sampler, draw_options, greedy_options
 from forge_algos.online.updates._collate import Collate
 from forge_algos.online.updates._divide import Layout
 from forge_algos.online.updates._media import JoinMedia, MediaRead, of_prompts
@@ -86,12 +87,13 @@ def make_rollout(
     columns = columns_of(prompts)
     pictures, shown = (of_prompts(each, numbers) for each in (media, media if sampler_media is None else sampler_media))
 
-    def answer(chosen: Sequence[int], attempt: int) -> tuple[list[Completion], dict[str, NDArray[np.float32]]]:
+    def answer(
+        chosen: Sequence[int], attempt: int, *, greedy: bool = False
+    ) -> tuple[list[Completion], dict[str, NDArray[np.float32]]]:
         """Sample and score completions of these prompts, whose numbers are given."""
+        options = greedy_options(settings) if greedy else draw_options(settings)
         mine, rows = [prompts[i] for i in chosen], [numbers[i] for i in chosen]
         drawn = attempt_seed(seed, attempt)
-        made: list[Completion] = []
-        failed: ForgeAlgosError | None = None
         given = _with_media(shown, chosen)
         if episodes is not None:
             made, failed = episodes.play(
@@ -103,24 +105,16 @@ def make_rollout(
                 rows=rows,
                 parallel=parallel,
                 source=source,
+                greedy=greedy,
                 **given,
             )
         else:
-            try:
-                made = sampler.sample(
-                    [prompt.input_ids for prompt in mine],
-                    max_new_tokens=settings.max_new_tokens,
-                    **draw_options(settings),
-                    seed=drawn,
-                    numbers=chosen,
-                    **given,
-                )
-            except RolloutError as error:
-                if getattr(sampler, "synced", False):
-                    raise  # the other ranks wait within the sampler, not here
-                failed = error
+            ids = [prompt.input_ids for prompt in mine]
+            made, failed = _drawn(
+                sampler, ids, {**options, **given}, max_new_tokens=settings.max_new_tokens, seed=drawn, numbers=chosen
+            )
         raise_alike(failed, parallel, RolloutError("sampling failed on another rank; its message is in that rank's log"))
-        check_completions(made, len(chosen) * each, settings.max_new_tokens)
+        check_completions(made, len(chosen) * options["num_generations"], settings.max_new_tokens)
         scores = _score(
             made,
             mine,
@@ -138,6 +132,7 @@ def make_rollout(
     reward = RewardSum(settings, {ENVIRONMENT: 1.0} | {one.name: one.weight for one in rewards})
     chosen = range(len(prompts))[share]
     mine, scored = answer(chosen, 0)
+    greedy_rewards = _greedy_rewards(settings, partial(answer, chosen, 0, greedy=True), reward, parallel, shard)
     resampled = 0
     for attempt in range(1, 1 + _resamples(settings)):
         ends = np.array([completion.finished for completion in mine], bool)
@@ -160,12 +155,14 @@ def make_rollout(
     scores = {name: gather(values, parallel, shard).astype(np.float32) for name, values in scored.items()}
     reward_B, reward_parts = reward(scores, sizes, finished), reward.parts(scores, sizes, finished)
     groups = np.repeat(np.arange(len(prompts)), each)
-    counted = ~np.isnan(reward_B) & ~_left_out(settings, reward_B, reward_parts, groups, len(prompts))[groups]
+    compared = np.True_ if greedy_rewards is None else ~np.isnan(greedy_rewards)[groups]
+    counted = compared & ~np.isnan(reward_B) & ~_left_out(settings, reward_B, reward_parts, groups, len(prompts))[groups]
     trained, masked = _trained(settings, counted, finished, reward_B, groups)
 
     prompt_ids = tuple(np.asarray(prompt.input_ids, np.int32) for prompt in prompts)
-    # With the KL in the reward, masked completions are measured too: they are part of the baseline of the others.
-    weighed = counted & ~trained & (_rewards_kl(settings) and settings.kl_weight > 0)
+    # With the KL in the reward, or a baseline of each token, masked completions are measured too: they are part of the
+    # baseline of the others.
+    weighed = counted & ~trained & (_of_tokens(settings) or (_rewards_kl(settings) and settings.kl_weight > 0))
     nothing = np.zeros_like(masked)
     alike = beginnings_of(prompt_ids, least_prefix=least_prefix, collate=collate)
     steps = [
@@ -213,11 +210,12 @@ def make_rollout(
         reference=reference,
         with_values=settings.credit == "gae",
         with_entropy=_share_kept(settings) < 1,
+        with_collision=_of_tokens(settings),
     )
     starts = np.append(0, lengths.cumsum())
     places = np.concatenate([np.zeros(0, np.int64), *(token_places(starts, indices) for indices in parts)])
     unknown = np.repeat(~(trained | weighed), lengths)
-    old_logps, ref_logps, values, entropy = (
+    old_logps, ref_logps, values, entropy, collision = (
         None if found is None else _whole(found, places, unknown, parallel) for found in measured
     )
     assert old_logps is not None
@@ -232,6 +230,8 @@ def make_rollout(
         old_logps=old_logps,
         ref_logps=ref_logps,
         values=values,
+        greedy=greedy_rewards,
+        collision=collision,
     )
     weights = None if sampler_logps is None else gap_weights(settings, old_logps, sampler_logps, lengths)
     if weights is not None:
@@ -262,6 +262,7 @@ def make_rollout(
         sampler_logps=sampler_logps,
         entropy=entropy,
         least_entropy=_least_entropy(settings, entropy),
+        greedy_rewards=greedy_rewards,
     )
 
 
@@ -283,6 +284,36 @@ def _media_named(messages: Any) -> str:
 def _with_media(media: Sequence[MediaOf] | None, chosen: Sequence[int]) -> dict[str, Any]:
     """Return the argument of a sampler for the images of prompts; {} where none has any."""
     return {} if media is None else {"media": [media[i] for i in chosen]}
+
+
+def _drawn(
+    sampler: Sampler, prompts: Sequence[NDArray[Any]], options: Mapping[str, Any], **further: Any
+) -> tuple[list[Completion], ForgeAlgosError | None]:
+    """Sample completions; return them, or the error that ended it.
+
+    It is raised where other ranks wait within the sampler.
+    """
+    try:
+        return sampler.sample(prompts, **options, **further), None
+    except RolloutError as error:
+        if getattr(sampler, "synced", False):
+            raise
+        return [], error
+
+
+def _greedy_rewards(
+    settings: OnlineSettings,
+    answer: Callable[[], tuple[list[Completion], dict[str, NDArray[np.float32]]]],
+    reward: RewardSum,
+    parallel: Parallel,
+    shard: int,
+) -> NDArray[np.float32] | None:
+    """Return rewards of greedy completions, float32[G]; None where they are no baseline."""
+    if not isinstance(settings, GRPOSettings) or settings.baseline != "greedy":
+        return None
+    made, scores = answer()
+    ends, lengths = np.array([one.finished for one in made], bool), np.array([len(one.ids) for one in made], np.int64)
+    return gather(reward(scores, lengths, ends), parallel, shard).astype(np.float32)
 
 
 def _score(
@@ -437,6 +468,11 @@ def _trained(
 def _rewards_kl(settings: OnlineSettings) -> bool:
     """Whether a completion's KL is part of a reward that others are compared with."""
     return settings.kl_in_reward if isinstance(settings, GRPOSettings) else settings.credit == "leave_one_out"
+
+
+def _of_tokens(settings: OnlineSettings) -> bool:
+    """Whether each token has a baseline of its own."""
+    return isinstance(settings, GRPOSettings) and settings.baseline == "optimal_token"
 
 
 def _share_kept(settings: OnlineSettings) -> float:

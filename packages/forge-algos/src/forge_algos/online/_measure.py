@@ -32,6 +32,8 @@ class Measured(NamedTuple):
     ref_logps: NDArray[np.float32] | None
     values: NDArray[np.float32] | None
     entropy: NDArray[np.float32] | None
+    collision: NDArray[np.float32] | None = None
+    """log Σ p² over the vocabulary."""
 
 
 def measure(
@@ -44,13 +46,15 @@ def measure(
     reference: Reference | None,
     with_values: bool,
     with_entropy: bool = False,
+    with_collision: bool = False,
 ) -> Measured:
     """Run every row through the model and its reference, in evaluation mode, without gradients.
 
-    Every rank brings equally many rows; for one without completions a made-up row is run and dropped.
+    Every rank brings equally many rows; for one without completions a made-up row is run and dropped. `with_collision` there
+    are no entropies and values.
     """
     with mode(model, training=False), torch.no_grad(), guard_packed(model):
-        found = _measured(model, rows, temperature, device, autocast, with_values=with_values)
+        found = _measured(model, rows, temperature, device, autocast, with_values=with_values, with_collision=with_collision)
         found = found if with_entropy else found._replace(entropy=None)
         if reference is None:
             return found
@@ -70,6 +74,7 @@ def _measured(
     autocast: Callable[[], AbstractContextManager[Any]],
     *,
     with_values: bool = False,
+    with_collision: bool = False,
 ) -> Measured:
     completions = Completions(model, device=device)
     logps: list[torch.Tensor] = []
@@ -82,13 +87,19 @@ def _measured(
         places, targets, _ = group_tensors(given, device)
         inside = (lambda hidden, at=places: values_at(model, hidden, at)) if with_values else None
         with autocast():
-            # Seldom used, but objectives compute the entropy: the same kernels give the same numbers.
-            found, entropy, *rest = completions.head.logps_and_entropy(
-                inputs, places, targets, temperature=temperature, beside=inside
-            )
+            if with_collision:
+                found, entropy = completions.head.logps_and_collision(inputs, places, targets, temperature=temperature)
+                rest = []
+            else:
+                # Seldom used, but objectives compute the entropy: the same kernels give the same numbers.
+                found, entropy, *rest = completions.head.logps_and_entropy(
+                    inputs, places, targets, temperature=temperature, beside=inside
+                )
         logps += [found] * mine
         entropies += [entropy] * mine
         values += rest * mine
+    if with_collision:
+        return Measured(_numpy(logps), None, None, None, _numpy(entropies))
     return Measured(_numpy(logps), None, _numpy(values) if with_values else None, _numpy(entropies))
 
 

@@ -1,11 +1,12 @@
 """Settings of GRPO, its loss types and its baselines. Reading them loads no torch."""
 
+import math
 from typing import Any, ClassVar, Literal
 
 import attrs
 
 from forge_algos.settings._online import GroupSettings, check_dual_clip
-from forge_algos.settings._online_validators import above_or_none, share
+from forge_algos.settings._online_validators import above_or_none, above_share, share
 from forge_algos.settings._policy_kinds import (
     GAMMA,
     GATE,
@@ -52,6 +53,8 @@ class GRPOSettings(GroupSettings):
     arXiv 2511.20347); or tokens weighed by a smooth function of their completion's ratio ("vespo", arXiv 2602.10693).
     Or tokens whose probability may not move further than a divergence ("dppo_tv", "dppo_kl", arXiv 2602.04879), or which have
     no ratio ("gpg", arXiv 2504.02546), or a square of its logarithm that `dro_beta` weighs ("dro").
+    Or tokens of which those with a large covariance of log-probability and advantage have no term ("clip_cov"), or are held
+    near the policy that sampled ("kl_cov", both arXiv 2505.22617).
     Or DPO on the best and the worst completion of each prompt ("online_dpo", arXiv 2402.04792; "online_ipo" with the loss of
     arXiv 2310.12036), whose β is kl_weight."""
     loss_reduction: Reduce | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Reduce)))
@@ -59,6 +62,18 @@ class GRPOSettings(GroupSettings):
     completions the means over their tokens ("mean"), their sums ("sum"), or these over max_new_tokens ("max_length")."""
     dro_beta: float | None = attrs.field(default=None, validator=above_or_none)
     """β of loss_type=dro, which needs it: half of it weighs the squared log-ratio of each token to the policy that sampled."""
+    clip_cov_ratio: float = attrs.field(default=2e-4, validator=above_share)
+    """Share of a step's tokens, above 0, that loss_type=clip_cov leaves without a term, at most: drawn by lot from those whose
+    covariance lies between clip_cov_lb and clip_cov_ub."""
+    clip_cov_lb: float = attrs.field(default=1.0, validator=number(kind=float, low=-math.inf))
+    """Covariance above which loss_type=clip_cov may leave a token out."""
+    clip_cov_ub: float = attrs.field(default=5.0, validator=number(kind=float, low=-math.inf))
+    """Covariance below which loss_type=clip_cov may leave a token out."""
+    kl_cov_ratio: float = attrs.field(default=2e-4, validator=above_share)
+    """Share of a step's tokens, above 0, with the largest covariances, that loss_type=kl_cov holds near the policy that
+    sampled."""
+    kl_cov_coef: float = attrs.field(default=1.0, validator=number(kind=float, above=True))
+    """Weight of the absolute log-ratio of those tokens in the loss of loss_type=kl_cov."""
     importance_sampling_level: Level | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Level)))
     """Whose ratio to the policy that sampled it is: each token's own ("token"), or a completion's, the geometric mean of its
     tokens' ("sequence"). By default the loss type's: a completion's for gspo and luspo."""
@@ -103,7 +118,7 @@ class GRPOSettings(GroupSettings):
     which takes 0.2); others have no term but their KL's, and count in means all the same."""
     num_generations: int = attrs.field(default=8, validator=number(kind=int, low=1))
     """Number of completions of each prompt: a group, within which rewards are compared;
-    1 with baseline=none alone."""
+    1 with baseline=none or greedy alone."""
     scale_rewards: Scale | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Scale)))
     """Divisor of the advantages: the standard deviation of the group's rewards ("group"),
     of the rollout's ("batch"), the share of the rollout's rewards that are not 0 ("nonzero", GPG), or "none". By default the
@@ -112,7 +127,9 @@ class GRPOSettings(GroupSettings):
     """What is subtracted from a reward: the mean of its group ("mean"), of the group's
     others ("leave_one_out"), of the group by number of tokens ("length", OPO, arXiv 2505.23585), or nothing ("none",
     REINFORCE++, arXiv 2501.03262). With "second_best" only the best of a group has an advantage, what it has above the second
-    best (Pass@k, arXiv 2503.19595)."""
+    best (Pass@k, arXiv 2503.19595). Or the reward of one answer more to each prompt, of the likeliest tokens, which is not
+    learned from ("greedy", ReMax, arXiv 2310.10505). Or each token has a baseline of its own, the mean over its place in the
+    group's answers, weighed by how uncertain they were up to it ("optimal_token", OTB)."""
     whiten: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
     """Whether a rollout's advantages are scaled to mean 0 and deviation 1 over its tokens
     (REINFORCE++, arXiv 2501.03262)."""
@@ -125,7 +142,7 @@ class GRPOSettings(GroupSettings):
     0 needs no reference. With loss_type=online_dpo it is DPO's β, above 0; 0.1 is usual."""
     kl_in_reward: bool = attrs.field(default=False, validator=attrs.validators.instance_of(bool))
     """Whether that divergence (k1, summed over a completion) is subtracted from the reward, and
-    no part of the loss; with baseline=none from each token's, from that token on."""
+    no part of the loss; with baseline=none, greedy or optimal_token from each token's, from that token on."""
     kl_estimator: KLEstimator = attrs.field(default="k3", validator=one_of(KLEstimator))
     """Estimate of that divergence: k3 of each token ("k3"), or k3 weighed by the ratio,
     whose gradient is that of the true divergence ("unbiased", DeepSeek-V3.2)."""
@@ -156,6 +173,11 @@ class GRPOSettings(GroupSettings):
         self._check_alone(not kind.bounded, ("clip", "clip_high", "dual_clip"), f"{form}, which clips nothing")
         self._check_alone(kind.clipped != "gate", ("sapo_temperature_pos", "sapo_temperature_neg"), form)
         self._check_alone(kind.clipped != "gamma", _GAMMA, form)
+        self._check_alone(kind.clipped != "cov", ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"), form)
+        self._check_alone(kind.clipped != "cov_kl", ("kl_cov_ratio", "kl_cov_coef"), form)
+        if not self.clip_cov_lb < self.clip_cov_ub:
+            raise ValueError(f"clip_cov_lb={self.clip_cov_lb} must be below clip_cov_ub={self.clip_cov_ub}")
+        self._check_alone(kind.chooses, ("top_entropy_quantile",), f"{form}, which chooses among all tokens of a step")
         whose = "whose ratio is a token's" if kind.ratio == "token" else "whose ratio is a completion's"
         fixed = "which has no ratio" if kind.clipped == "none" else whose
         self._check_alone(kind.fixed, ("importance_sampling_level",), f"{form}, {fixed}")
@@ -165,18 +187,18 @@ class GRPOSettings(GroupSettings):
                 "needs dro_beta, above 0" if self.dro_beta is None else f"does not read dro_beta={self.dro_beta}; leave it out"
             )
             raise ValueError(f"loss_type={self.loss_type!r} {needs}")
-        if self.dual_clip is not None and kind.clipped in ("weight", "tokens"):
-            why = "whose ratio clip_high bounds" if kind.clipped == "weight" else "which bounds the ratios of tokens instead"
+        if self.dual_clip is not None and kind.clipped in ("weight", "tokens", "cov"):
+            why = "which bounds the ratios of tokens instead" if kind.clipped == "tokens" else "whose ratio clip_high bounds"
             raise ValueError(f"dual_clip has no effect with loss_type={self.loss_type!r}, {why}")
         check_dual_clip(self, self.dual_clip)
 
     def _check_credit(self) -> None:
         """Refuse combinations of baseline, scale, whitening and the place of the KL."""
-        if self.num_generations < 2 and self.baseline != "none":
+        if self.num_generations < 2 and self.baseline not in ("none", "greedy"):
             remedy = (
                 "a pair is of two completions"
                 if self.paired
-                else "a reward is compared with its group's; or set baseline='none'"
+                else "a reward is compared with its group's; or set baseline to 'none' or 'greedy'"
             )
             raise ValueError(f"num_generations must be at least 2, got {self.num_generations}: {remedy}")
         if self.kl_in_reward and not self.kl_weight:
@@ -189,14 +211,21 @@ class GRPOSettings(GroupSettings):
                 f"scale_rewards={self.scale!r} with baseline='none' divides rewards that are all equal by a deviation of 0, to "
                 "which 0.0001 is added: they would count 10,000-fold; set whiten=True, or leave scale_rewards out"
             )
+        if self.baseline in ("greedy", "optimal_token") and self.scale != "none":
+            raise ValueError(
+                f"scale_rewards={self.scale!r} has no effect with baseline={self.baseline!r}, which divides by nothing; leave "
+                "it out, or set whiten=True"
+            )
+        of_tokens = self.kl_in_reward and self.baseline in ("none", "greedy")
+        self._check_alone(self.baseline == "optimal_token", ("top_entropy_quantile",), "with baseline='optimal_token'")
         if self.kl_in_reward and self.scale == "nonzero":
             raise ValueError(
                 "scale_rewards='nonzero' has no effect with kl_in_reward=True, which leaves no reward at 0; leave one out"
             )
-        if self.kl_in_reward and self.baseline == "none" and not self.policy.per_token:
+        if (of_tokens or self.baseline == "optimal_token") and not self.policy.per_token:
             raise ValueError(
-                f"kl_in_reward=True with baseline='none' gives each token an advantage of its own, and loss_type="
-                f"{self.loss_type!r} weighs whole completions: choose another loss_type, or another baseline"
+                f"{'kl_in_reward=True with ' * of_tokens}baseline={self.baseline!r} gives each token an advantage of its own, "
+                f"and loss_type={self.loss_type!r} weighs whole completions: choose another loss_type, or another baseline"
             )
 
     def _check_paired(self, form: str) -> None:

@@ -11,9 +11,9 @@ import attrs
 Ratio = Literal["token", "sequence_sum", "sequence_mean"]
 Level = Literal["token", "sequence"]
 Reduce = Literal["tokens", "mean", "sum", "max_length"]
-Clipped = Literal["objective", "weight", "tokens", "gate", "gamma", "tv", "kl", "square", "none"]
+Clipped = Literal["objective", "weight", "tokens", "gate", "gamma", "tv", "kl", "square", "cov", "cov_kl", "none"]
 Scale = Literal["group", "batch", "nonzero", "none"]
-Baseline = Literal["mean", "leave_one_out", "length", "second_best", "none"]
+Baseline = Literal["mean", "leave_one_out", "length", "second_best", "greedy", "optimal_token", "none"]
 
 
 @attrs.frozen(kw_only=True)
@@ -39,8 +39,10 @@ class PolicyKind:
     stands in its place, whose gradient fades on both sides of 1 ("gate"), or its weight without gradient of A · log π is one
     that falls on both sides of 1, the density of a Gamma distribution ("gamma"). Or a weight of A · log π without bounds of its
     own is 0 where the token's probability moved too far, by total variation ("tv") or Kullback-Leibler divergence ("kl") of
-    the token and all others; or β/2 · (log-ratio)² holds A · log π near the policy that sampled ("square"); or there is no
-    ratio, as in A · log π ("none")."""
+    the token and all others; or β/2 · (log-ratio)² holds A · log π near the policy that sampled ("square"). Or, among all of a
+    step's tokens, some are chosen by the covariance of log π and A: they have no term, beside the clip of the ratio in the
+    objective ("cov"), or |log-ratio| is added to theirs and nothing is clipped ("cov_kl"). Or there is no ratio, as in
+    A · log π ("none")."""
     clip: tuple[float | None, float] = (0.2, 0.2)
     """How far the ratio may fall below 1, and rise above it, where nothing else is set;
     None does not bound it below. Not read where nothing is clipped."""
@@ -66,7 +68,12 @@ class PolicyKind:
     @property
     def fixed(self) -> bool:
         """Whether the ratio is the kind's own, and no other may stand in its place."""
-        return self.clipped in ("gamma", "tokens", "none", "square") or self.diverges
+        return self.clipped in ("gamma", "tokens", "none", "square") or self.diverges or self.chooses
+
+    @property
+    def chooses(self) -> bool:
+        """Whether tokens are chosen among all of a step's."""
+        return self.clipped in ("cov", "cov_kl")
 
     @property
     def whole(self) -> bool:
@@ -81,7 +88,7 @@ class PolicyKind:
     @property
     def bounded(self) -> bool:
         """Whether `clip` and `clip_high` are read at all."""
-        return self.clipped in ("objective", "weight", "tokens") or self.diverges
+        return self.clipped in ("objective", "weight", "tokens", "cov") or self.diverges
 
     @property
     def unit(self) -> str:
@@ -112,6 +119,8 @@ POLICY_KINDS: dict[str, PolicyKind] = {
     ),  # the same; verl's bounds
     "gpg": PolicyKind(ratio="token", reduce="tokens", clipped="none", grpo=True),  # arXiv 2504.02546
     "dro": PolicyKind(ratio="token", reduce="tokens", clipped="square", grpo=True),  # verl's, after arXiv 2405.19107
+    "clip_cov": PolicyKind(ratio="token", reduce="tokens", clipped="cov", grpo=True),  # arXiv 2505.22617, equations 11 to 13
+    "kl_cov": PolicyKind(ratio="token", reduce="tokens", clipped="cov_kl", grpo=True),  # the same, equations 14 and 15
     "online_dpo": PolicyKind(  # arXiv 2402.04792; its advantages are the slopes of a pair's DPO loss
         ratio="sequence_sum", reduce="mean", clipped="none", kl=False, grpo=True, scale="none"
     ),

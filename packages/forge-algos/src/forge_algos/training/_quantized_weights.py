@@ -133,9 +133,9 @@ class QuantizedWeights:
 
         Args:
             model: its weights may be divided, but not inside of a block.
-            kinds: name of each weight that is rounded, as it is once an adapter is merged → its type, as of `fake_quantize`, and
-                the dimension along which its blocks lie, from the end: -1, or -2 of a matrix that is stored transposed. It may
-                be trained or frozen.
+            kinds: name of each weight that is rounded, as it is once an adapter is merged → its type, as of `fake_quantize`,
+                and the dimension along which its blocks lie, from the end: -1, or -2 of a matrix that is stored transposed. It
+                may be trained or frozen.
 
         Raises:
             OptimizerError: a weight is not there, ranks divide it inside of its blocks, or its adapter is of another form.

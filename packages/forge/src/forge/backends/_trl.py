@@ -76,7 +76,9 @@ REFUSED: dict[str, str] = {
     ),
     "missing_eos_penalty": "TRL has none for GRPO; let a reward function subtract it",
     "loss_reduction": "TRL averages as its loss type does: set loss_type",
-    "dro_beta": "TRL has no such loss",
+    **dict.fromkeys(
+        ("dro_beta", "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "kl_cov_coef"), "TRL has no such loss"
+    ),
     **dict.fromkeys(("baseline", "whiten", "kl_in_reward"), "TRL's GRPO subtracts the group's mean and has the KL in its loss"),
     "overlong_buffer": "TRL has it as a reward function: give reward one that subtracts it",
     **dict.fromkeys(
@@ -171,7 +173,7 @@ class TRLBackend(Backend):
 
 def _check_policy(s: Any) -> None:
     """Raise SettingsError for a policy loss or a scale that TRL's GRPOTrainer does not have."""
-    if s.loss_type in ("gmpo", "dppo_tv", "dppo_kl", "gpg", "dro"):
+    if s.loss_type in ("gmpo", "dppo_tv", "dppo_kl", "gpg", "dro", "clip_cov", "kl_cov"):
         raise SettingsError(
             f"loss_type={s.loss_type} is not available with backend=trl, which has no such loss: choose backend=forge."
         )

@@ -112,6 +112,7 @@ RENAMED = {
         "max_new_tokens": """max_completion_length max_tokens_per_completion response_length max_response_length
             generate_max_len""",
         "kl_weight": "kl_coef kl_loss_coef init_kl_coef",
+        "kl_cov_coef": "ppo_kl_coef",
         "clip": "epsilon cliprange clip_ratio clip_ratio_low eps_clip",
         "clip_high": "epsilon_high clip_ratio_high",
         "dual_clip": "delta clip_ratio_c",

@@ -17,7 +17,8 @@ OWN = {
         "ppo and grpo": "dual_clip whiten",
         "grpo": """scale_rewards multi_objective_aggregation entropy_coef top_entropy_quantile
             use_adaptive_entropy entropy_target entropy_coef_delta entropy_coef_min entropy_coef_max
-            off_policy_mask_threshold loss_reduction dro_beta kl_estimator baseline kl_in_reward importance_sampling_level
+            off_policy_mask_threshold loss_reduction dro_beta clip_cov_ratio clip_cov_lb clip_cov_ub kl_cov_ratio kl_cov_coef
+            kl_estimator baseline kl_in_reward importance_sampling_level
             sapo_temperature_pos sapo_temperature_neg vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg""",
         "sft and osft": "neftune_alpha",
         "sft, osft, distill and embed": "loss",

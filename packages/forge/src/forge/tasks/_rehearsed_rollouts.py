@@ -172,6 +172,7 @@ class RehearsedRollouts:
             max_keys=row_keys(self._run.settings),
             **self._share.of_rows,
             **cast("Prompts", self._run.train).pictures,
+            lots=self._own.policy.chooses,
         )
         return batch
 

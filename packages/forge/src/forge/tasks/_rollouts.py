@@ -32,7 +32,7 @@ _ROUNDED = 1e-5
 """Differences of rewards, relative to the largest reward, of which float32's rounding (6e-8) is more than a hundredth."""
 _ADDED = 1e-4
 """What `group_advantages` adds to a deviation."""
-_SHOWN = ("reward", "kl", "length", "cut_off", "unscored")
+_SHOWN = ("reward", "greedy_reward", "kl", "length", "cut_off", "unscored")
 """Figures of held-out completions that are reported, beside each reward's own."""
 
 
@@ -185,6 +185,12 @@ class RolloutSteps:
                 f"baseline=second_best learns what the best has above the second; {nothing} is learned from this rollout. "
                 "Where that goes on: a reward that tells the best apart, or another baseline",
             )
+        elif not made.advantages.any() and made.greedy_rewards is not None:
+            self._warn_once(
+                "nothing",
+                f"WARNING: step {step}: {names} gave every completion the reward of its prompt's greedy answer; {nothing} is "
+                "learned from this rollout. Where that goes on: a reward that tells them apart, or a higher temperature",
+            )
         elif not made.advantages.any():
             self._warn_once(
                 "nothing",
@@ -284,6 +290,7 @@ class RolloutSteps:
             parallel=run.strategy,
             rank=run.strategy.data_parallel_rank,
             **prompts.how,
+            lots=self._own.policy.chooses,
         )
 
 

@@ -209,6 +209,62 @@ def decoupled_advantages(
     return torch.where(scored, found, 0)
 
 
+def optimal_token_advantages(
+    rewards: torch.Tensor,
+    logps: torch.Tensor,
+    collisions: torch.Tensor,
+    groups: torch.Tensor | Sequence[int],
+    lengths: torch.Tensor | Sequence[int],
+) -> torch.Tensor:
+    """Subtract from each token's return the optimal baseline of its place in its group (OTB).
+
+    G_t is what a sample is rewarded from token t on, and W_t the sum of 1 - 2π + Σp² over its tokens up to t, a measure of how
+    large its gradient has become. The baseline of a group's t-th tokens is Σ G_t W_t / Σ W_t over its samples, as verl's
+    `optimal_token_baseline` has it; a place that one sample alone reaches has none, and one whose returns are all equal an
+    advantage of 0. The samples of a group are coupled: call it with whole groups, before a step is cut.
+
+    Args:
+        rewards: float[T], of each token, samples one after another; a sample's own belongs to its last.
+        logps: float[T], log π of the tokens under the policy that sampled, in nats.
+        collisions: float[T], log Σ p² over the vocabulary.
+        groups: int[B], as in `group_advantages`.
+        lengths: int[B], tokens of each sample; they add up to T.
+
+    Returns:
+        torch.Tensor: float32[T] (float64 where that came in), detached.
+
+    Raises:
+        LossError: lengths that disagree.
+
+    >>> rewards, logps = torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.25]).log()
+    >>> optimal_token_advantages(rewards, logps, torch.tensor([0.5, 0.25]).log(), [0, 0], [1, 1])
+    tensor([ 0.6000, -0.4000])
+    """
+    given = _check.samples(rewards=rewards, logps=logps, collisions=collisions)
+    r = given["rewards"].detach().double()
+    cut = torch.tensor(_check.cuts(lengths, r, "rewards"), dtype=torch.int64, device=r.device)
+    ids = _check.integers("groups", groups).to(r.device)
+    if ids.shape != cut.shape:
+        raise LossError(f"groups: one integer for each of {len(cut)} samples is wanted, not {_check.described(groups)}")
+    if not len(r):
+        return given["rewards"].detach()
+    sample = torch.arange(len(cut), device=r.device).repeat_interleave(cut)
+    starts = (cut.cumsum(0) - cut)[sample]
+    energy = (1 - 2 * given["logps"].detach().double().exp() + given["collisions"].detach().double().exp()).clamp(min=0)
+    through_r, through_w = r.cumsum(0), energy.cumsum(0)
+    returns = through_r[starts + cut[sample] - 1] - through_r + r
+    weight = through_w - through_w[starts] + energy[starts]
+    place = torch.stack([ids[sample], torch.arange(len(r), device=r.device) - starts])
+    _, at = place.unique(dim=1, return_inverse=True)
+    N = int(at.max()) + 1
+    sums = r.new_zeros(3, N).index_add(1, at, torch.stack([returns * weight, weight, torch.ones_like(r)]))
+    low = r.new_full((N,), torch.inf).scatter_reduce(0, at, returns, "amin")
+    high = r.new_full((N,), -torch.inf).scatter_reduce(0, at, returns, "amax")
+    baseline = (sums[0] / (sums[1] + WHITE))[at]
+    several, equal = (sums[2] > 1)[at], (low == high)[at]
+    return torch.where(several, torch.where(equal, 0, returns - baseline), returns).to(given["rewards"].dtype)
+
+
 def whitened(advantages: torch.Tensor, lengths: torch.Tensor | Sequence[int]) -> torch.Tensor:
     """Scale advantages to mean 0 and deviation 1 over the tokens of their samples.
 

@@ -20,6 +20,8 @@ _LEAST, _MOST = math.log(1e-8), 20.0
 """Least and greatest log-ratio of a sample of which a Gamma weight is taken, as in TRL."""
 _LEAST_REST = 1e-8
 """Added to the probability of all other tokens, of which a logarithm is taken."""
+_ROUNDING = 1e-5
+"""Log-ratio up to which a policy has not moved: the ratio of a first update is 1 to 1e-6, on either side of it."""
 LOSS_ESTIMATORS = ("k3", "unbiased")
 """Estimators of the KL to the reference that may be a part of the loss."""
 
@@ -61,6 +63,8 @@ def policy_gradient(
     gamma_weights: tuple[tuple[float, float], tuple[float, float]] | None = None,
     off_policy_threshold: float | None = None,
     dro_beta: float | None = None,
+    chosen: torch.Tensor | None = None,
+    kl_cov_coef: float | None = None,
 ) -> LossTerms:
     """Sum -min(ρA, clamp(ρ, 1 - clip, 1 + clip_high)A), normalised as the kind is.
 
@@ -88,6 +92,9 @@ def policy_gradient(
       1 - p_old) likewise; `.count` is T.
     - `gpg` (2504.02546): -A·log π of a token, without a ratio; `.count` is T.
     - `dro` (verl's form of 2405.19107): -A·log π + β/2·(log ρ)² of a token; `.count` is T.
+    - `clip_cov` (2505.22617, equation 13): as `dapo`, and the tokens that `clip_cov_tokens` chose have no term; `.count` is T.
+    - `kl_cov` (2505.22617, equation 15): -ρA of a token, and the tokens that `kl_cov_tokens` chose have `kl_cov_coef`·|log ρ|
+      more, whose slope begins where |log ρ| is 1e-5, below which it is rounding; `.count` is T.
     - `online_dpo`, `online_ipo` (2402.04792): -A·log π of a whole sample, without a ratio: with the slope of a pair's DPO or
       IPO loss as A, its gradient on the policy that sampled is that loss's; `.count` is B.
     - `rloo` (2402.14740): ρ of a whole sample, from summed log-probabilities; `.count` is B.
@@ -101,8 +108,8 @@ def policy_gradient(
         old_logps: float[T], those of the policy that sampled; `logps.detach()` for a first, on-policy step.
         advantages: float[B], or where tokens have losses of their own float[T] (as from `gae`); no gradient reaches them.
         lengths: int[B], tokens of each sample; they add up to T. On the CPU, so that nothing waits for the device.
-        kind: a name in `POLICY_KINDS`: cispo, dapo, dppo_kl, dppo_tv, dr_grpo, dro, gmpo, gpg, grpo, gspo, luspo, online_dpo,
-            online_ipo, ppo, rloo, sapo or vespo.
+        kind: a name in `POLICY_KINDS`: cispo, clip_cov, dapo, dppo_kl, dppo_tv, dr_grpo, dro, gmpo, gpg, grpo, gspo, kl_cov,
+            luspo, online_dpo, online_ipo, ppo, rloo, sapo or vespo.
         ratio: whose ratio, in the place of the kind's: token, sequence_mean (as in `gspo`) or sequence_sum (as in `rloo`).
             Terms and what they are divided by stay the kind's: with `dapo` a sample's ratio then counts once a token. Not for
             `gmpo` and those whose ratio is no choice.
@@ -126,9 +133,11 @@ def policy_gradient(
         gamma_weights: of `vespo`, and only of it: (k, λ) where the advantage is not negative, and (k, λ) where it is; ((2, 3),
             (3, 2)) by default. k is from 0, λ above 0.
         off_policy_threshold: above 0: a sample whose advantage is negative, and whose tokens' mean log π_old - log π is above
-            it, in nats, has no term but the KL's and the square of `dro` (DeepSeek-V3.2, 2512.02556, section 3.1). It counts
-            all the same.
+            it, in nats, has no term but the KL's, the square of `dro` and what `kl_cov` adds (DeepSeek-V3.2, 2512.02556,
+            section 3.1). It counts all the same.
         dro_beta: of `dro`, and needed there: β, above 0.
+        chosen: bool[T], of `clip_cov` and `kl_cov`, and needed there: tokens chosen among all of a step's.
+        kl_cov_coef: of `kl_cov`, and only of it: above 0; 1 by default.
 
     Returns:
         LossTerms: over tokens or samples, as above. Stats, over the same terms (a sample's are means over its tokens):
@@ -148,6 +157,7 @@ def policy_gradient(
     _check_unclipped(kind, clip, clip_high, dual_clip, temperatures, gamma_weights, dro_beta)
     given = _check.samples("ref_logps", logps=logps, old_logps=old_logps, ref_logps=ref_logps)
     new = given["logps"]
+    _check_chosen(kind, chosen, kl_cov_coef, len(new))
     sizes = _check.cuts(lengths, new, "logps")
     row = _Row(sizes, torch.tensor(sizes, dtype=torch.int64, device=new.device))
     log_ratio = new - given["old_logps"].detach()
@@ -164,11 +174,15 @@ def policy_gradient(
     elif how.clipped == "gamma":
         losses = -_gamma(log_ratio.detach(), weights, GAMMA if gamma_weights is None else gamma_weights) * weights * new
         below = above = torch.zeros_like(rho)
+    elif how.clipped == "cov_kl":
+        losses = -rho * weights
+        below = above = torch.zeros_like(losses)
     elif how.clipped in ("none", "square"):
         losses = -weights * (new if how.per_token else row.sums(new))
         below = above = torch.zeros_like(losses)
     else:
         losses, below, above = _bounded(how, row, rho, new, old, weights, (low, high), dual_clip)
+        losses = losses if chosen is None else torch.where(chosen, 0, losses)  # clip_cov's
     if off_policy_threshold is not None:
         _check.number("off_policy_threshold", off_policy_threshold, above=0)
         near = row.means((given["old_logps"] - new).detach()) <= off_policy_threshold
@@ -176,6 +190,9 @@ def policy_gradient(
         losses = torch.where(near | (weights >= 0), losses, 0)
     if dro_beta is not None:
         losses = losses + dro_beta / 2 * log_ratio.square()
+    if how.clipped == "cov_kl" and chosen is not None:
+        away = torch.where(log_ratio.abs() > _ROUNDING, log_ratio.abs(), log_ratio.abs().detach())
+        losses = losses + torch.where(chosen, (1.0 if kl_cov_coef is None else kl_cov_coef) * away, 0)
     stats = {
         "clipped_low": below.to(new.dtype),
         "clipped_high": above.to(new.dtype),
@@ -325,6 +342,20 @@ def _binary_kl(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     return old.exp() * (old - new) + (1 - old.exp()) * torch.log(before / rest)
 
 
+def _check_chosen(kind: str, chosen: torch.Tensor | None, kl_cov_coef: float | None, tokens: int) -> None:
+    """Raise LossError where tokens are chosen and none should be, or the reverse."""
+    readers = [repr(name) for name, each in POLICY_KINDS.items() if each.chooses]
+    if (chosen is not None) != POLICY_KINDS[kind].chooses:
+        raise LossError(f"chosen: {' and '.join(readers)} need it (`clip_cov_tokens`), and no other does; kind is {kind!r}")
+    if chosen is not None and (chosen.dtype != torch.bool or chosen.shape != (tokens,)):
+        raise LossError(f"chosen: bool[{tokens}] is wanted, one of each token, not {_check.described(chosen)}")
+    if kl_cov_coef is None:
+        return
+    if POLICY_KINDS[kind].clipped != "cov_kl":
+        raise LossError(f"kl_cov_coef={kl_cov_coef}: 'kl_cov' reads it, and no other kind; kind is {kind!r}")
+    _check.number("kl_cov_coef", kl_cov_coef, above=0)
+
+
 def _check_unclipped(
     kind: str,
     clip: float | None,
@@ -379,8 +410,8 @@ def _check_settings(
         _check.number("clip", clip, above=0, below=1)
     _check.number("clip_high", clip_high, above=0)
     if dual_clip is not None:
-        if POLICY_KINDS[kind].clipped in ("weight", "tokens"):
-            raise LossError(f"dual_clip={dual_clip}: {kind!r} bounds its weights by clip_high, and reads no other bound")
+        if POLICY_KINDS[kind].clipped in ("weight", "tokens", "cov"):
+            raise LossError(f"dual_clip={dual_clip}: {kind!r} bounds its ratios by clip_high, and reads no other bound")
         _check.number("dual_clip", dual_clip, above=1 if how.diverges else 1 + clip_high)
     _check.number("kl_weight", kl_weight, least=0)
     _check.one_of("kl_estimator", kl_estimator, LOSS_ESTIMATORS)

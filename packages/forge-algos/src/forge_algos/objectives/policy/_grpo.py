@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from forge_algos.batches._online import OnlineBatch
 from forge_algos.heads._completions import to_float32
 from forge_algos.losses import LossTerms
 from forge_algos.objectives._objective import FollowsSteps
+from forge_algos.objectives.policy._covariance import BoundChoosing
 from forge_algos.objectives.policy._entropy_control import EntropyControl
 from forge_algos.objectives.policy._online import BoundOnline, OnlineObjective
 from forge_algos.settings._grpo import GRPOSettings
@@ -23,8 +25,9 @@ class GRPO(OnlineObjective[GRPOSettings], FollowsSteps):
 
     The KL is `kl_weight` times an estimate to the reference, here or in the rewards (`kl_in_reward`). `settings.loss_type`
     names the kind; terms are completions (grpo, dr_grpo, gmpo, gspo, luspo, sapo) or tokens (dapo, cispo, vespo), as its row in
-    `POLICY_KINDS` has it. `entropy_coef` times the policy's entropy, a mean over the step's tokens, is subtracted. With
-    `top_entropy_quantile` tokens of less entropy have no part in either.
+    `POLICY_KINDS` has it. Where tokens are chosen by their covariance (clip_cov, kl_cov) a step makes one forward more, without
+    gradients: they are chosen among all of its tokens. `entropy_coef` times the policy's entropy, a mean over the step's
+    tokens, is subtracted. With `top_entropy_quantile` tokens of less entropy have no part in either.
 
     With `loss_type="online_dpo"` the terms are the best and the worst completion of each prompt, as one pair: the loss is DPO's
     (arXiv 2305.18290, equation 7) with `kl_weight` as β, on the policy that sampled them, or with "online_ipo" IPO's.
@@ -73,6 +76,15 @@ class GRPO(OnlineObjective[GRPOSettings], FollowsSteps):
         if self._control is not None:
             self._control.resume(state)
 
+    def bind(self, model: nn.Module, *, device: torch.device) -> BoundOnline:
+        """Choose how the head is scored, and whether a step begins with a choice of tokens.
+
+        Raises:
+            PackedBatchError: the model does not keep a row's documents apart.
+            AdapterError: virtual tokens that the model cannot be given.
+        """
+        return BoundChoosing(self, model, device=device) if self.settings.policy.chooses else super().bind(model, device=device)
+
     def terms(self, bound: BoundOnline, batch: OnlineBatch) -> LossTerms:
         """Compute the batch's terms; of pairs their value is DPO's loss, and their gradient its."""
         found = super().terms(bound, batch)
@@ -108,4 +120,5 @@ class GRPO(OnlineObjective[GRPOSettings], FollowsSteps):
             "gamma_weights": s.gamma_weights,
             "off_policy_threshold": s.off_policy_mask_threshold,
             "dro_beta": s.dro_beta,
+            "kl_cov_coef": s.kl_cov_coef if s.policy.clipped == "cov_kl" else None,
         }

@@ -177,6 +177,11 @@ class BoundOnline:
         )
         return logps, entropy, rest[0] if rest else None
 
+    def chosen(self, batch: OnlineBatch) -> dict[str, Any]:
+        """Return the batch's tokens that were chosen among all of the step's, if a loss chooses."""
+        del batch
+        return {}
+
     def policy(self, batch: OnlineBatch, logps: torch.Tensor, entropy: torch.Tensor) -> LossTerms:
         """Compute the policy's terms, with the stats that all online methods have."""
         objective = self._objective
@@ -198,6 +203,7 @@ class BoundOnline:
             lengths,
             kind=objective.kind,
             **objective.loss_options(batch, self.device),
+            **self.chosen(batch),
         )
         from_reference = logps.new_zeros(())
         if objective.settings.kl_weight and batch.ref_logps is not None:

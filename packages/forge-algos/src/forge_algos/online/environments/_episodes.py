@@ -22,7 +22,7 @@ from forge_algos.batches._media import continued
 from forge_algos.online.environments._environment import Observation, checked_step
 from forge_algos.online.rewards._rewards import place_of
 from forge_algos.online.sampling._draw import attempt_seed
-from forge_algos.online.sampling._sampler import Completion, Sampler, draw_options
+from forge_algos.online.sampling._sampler import Completion, Sampler, draw_options, greedy_options
 from forge_algos.settings._online import OnlineSettings
 
 _TOGETHER = 0.5
@@ -136,14 +136,18 @@ class Episodes:
         parallel: Parallel = ALONE,
         source: Callable[[int], str] = "row {}".format,
         media: Sequence[Callable[[], Any] | None] | None = None,
+        greedy: bool = False,
     ) -> tuple[list[Completion], ForgeAlgosError | None]:
         """Play `num_generations` episodes of each prompt; return them, or the error that ended them.
+
+        With `greedy` it is one of each, of the likeliest tokens, whose environment has the seed of the others'.
 
         `images` make what the sampler is given of each prompt's images, in every turn.
 
         A turn follows from the weights, the seed, its episode's number and its own: not from what else was sampled with it.
         """
-        each = settings.num_generations
+        options = greedy_options(settings) if greedy else draw_options(settings)
+        each = options["num_generations"]
         episodes = [
             _Episode(
                 number=numbers[i] * each + which,
@@ -155,7 +159,7 @@ class Episodes:
             for i, prompt in enumerate(prompts)
             for which in range(each)
         ]
-        played = _Played(self, sampler, settings, seed, source, pictured=media is not None)
+        played = _Played(self, sampler, settings, options, seed, source, pictured=media is not None)
         played.begin(episodes)
         together = bool(getattr(sampler, "synced", False))
         while parallel.any(played.going) if together else played.going:
@@ -176,13 +180,14 @@ class _Played:
         game: Episodes,
         sampler: Sampler,
         settings: OnlineSettings,
+        options: Mapping[str, Any],
         seed: int,
         source: Callable[[int], str],
         *,
         pictured: bool,
     ) -> None:
         self._make, self._turns, self._name, self._never = game._environment, game._turns, game._name, game._never
-        self._pictured = pictured
+        self._pictured, self._options = pictured, options
         self._sampler, self._settings, self._seed, self._source = sampler, settings, seed, source
         self._queued: deque[tuple[_Episode, Callable[[], Any]]] = deque()
         self._busy: list[_Episode] = []
@@ -226,8 +231,8 @@ class _Played:
             return
         own = self._settings
         rooms = [own.max_new_tokens - episode.tokens for episode in episodes]
-        options = draw_options(own)
-        options |= {"num_generations": 1} | ({"media": [episode.media_now() for episode in episodes]} if self._pictured else {})
+        options: dict[str, Any] = {**self._options, "num_generations": 1}
+        options |= {"media": [episode.media_now() for episode in episodes]} if self._pictured else {}
         made = self._sampler.sample(
             [episode.context() for episode in episodes],
             **options,
@@ -246,7 +251,7 @@ class _Played:
 
     def _reset(self, episode: _Episode) -> Any:
         episode.environment = self._make()
-        seed = attempt_seed(self._seed, _RESET_SEED + episode.number // self._settings.num_generations)
+        seed = attempt_seed(self._seed, _RESET_SEED + episode.number // self._options["num_generations"])
         # Copies: an environment may put a decoded image into a message, and the prompt's other episodes are given it too.
         prompt, columns = deepcopy((episode.prompt.prompt, dict(episode.prompt.columns)))
         return episode.environment.reset(prompt=prompt, seed=seed % 2**31, **columns)

@@ -76,6 +76,9 @@ class Rollout:
     nothing reads it."""
     least_entropy: float = 0.0
     """Entropy below which a token has no term but its KL's (`top_entropy_quantile`)."""
+    greedy_rewards: Floats | None = None
+    """float32[G]: reward of each prompt's greedy completion, NaN where it could not be scored; None
+    where nothing reads it."""
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -120,6 +123,8 @@ class Rollout:
             found |= {"sampler_gap": _mean(gap), "sampler_gap_max": float(gap.max(initial=0.0))}
         if self.entropy is not None:
             found["least_entropy"] = self.least_entropy
+        if self.greedy_rewards is not None:
+            found["greedy_reward"] = _mean(self.greedy_rewards[~np.isnan(self.greedy_rewards)])
         if self.learned is not None:
             found["observed"] = int(self.sizes.sum() - lengths.sum())
         if self.ref_logps is not None:

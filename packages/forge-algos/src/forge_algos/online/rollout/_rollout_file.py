@@ -78,6 +78,8 @@ def _lines(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 "prompt": fields["prompt_texts"][group],
                 "prompt_ids": fields["prompt_ids"][group].tolist(),
             }
+            greedy = fields["greedy_rewards"]
+            line |= {} if greedy is None else {"greedy_reward": _plain(greedy[group : group + 1])[0]}
         tokens = slice(starts[i], starts[i + 1])
         yield line | {
             "completion": fields["completion_texts"][i],
@@ -131,6 +133,9 @@ def _fields(head: dict[str, Any], lines: list[dict[str, Any]]) -> dict[str, Any]
         "prompt_rows": np.array([line["row"] for line in prompts], np.int64),
         "prompt_ids": tuple(np.array(line["prompt_ids"], np.int32) for line in prompts),
         "prompt_texts": tuple(line["prompt"] for line in prompts),
+        "greedy_rewards": _floats([line["greedy_reward"] for line in prompts])
+        if prompts and "greedy_reward" in prompts[0]
+        else None,
         "groups": np.array([line["group"] for line in lines], np.int64),
         "completion_ids": tuple(np.array(line["completion_ids"], np.int32) for line in lines),
         "completion_texts": tuple(line["completion"] for line in lines),

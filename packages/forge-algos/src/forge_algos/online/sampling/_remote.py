@@ -97,12 +97,14 @@ class RemoteSampler:
     ) -> list[Completion]:
         """Sample as `Sampler.sample`, from the whole distribution.
 
+        With a `top_k` of 1 it takes the likeliest tokens.
+
         Media are given as `Unexpanded`. What the server's processor makes of a prompt and its media must be the prompt.
 
         Raises:
             RolloutError: the server failed, was late, or gave something else than was asked for, or read other tokens.
         """
-        if top_p < 1 or top_k or min_p or repetition_penalty != 1:
+        if top_p < 1 or top_k > 1 or min_p or repetition_penalty != 1:
             raise RolloutError(
                 "a server samples from the whole distribution here: leave out top_p, top_k, min_p and repetition_penalty"
             )
@@ -112,7 +114,7 @@ class RemoteSampler:
                 prompt=np.asarray(prompt).tolist(),
                 number=num_generations,
                 max_new_tokens=self._room(len(prompt), max_new_tokens),
-                temperature=temperature,
+                temperature=0.0 if top_k == 1 else temperature,
                 seed=int(np.random.SeedSequence([seed, number]).generate_state(1)[0]) % _MOST_SEEDS,
                 end_ids=self._eos_ids,
                 never=self._never,

@@ -83,3 +83,9 @@ def draw_options(settings: OnlineSettings | SDFTSettings) -> dict[str, Any]:
     found = {name: getattr(settings, name) for name in ("num_generations", "temperature", "top_p", "top_k")}
     found |= {"min_p": settings.min_p} if settings.min_p else {}
     return found | ({"repetition_penalty": settings.repetition_penalty} if settings.repetition_penalty != 1 else {})
+
+
+def greedy_options(settings: OnlineSettings) -> dict[str, Any]:
+    """Return the arguments of `Sampler.sample` for one completion of the likeliest tokens."""
+    named = {name: value for name, value in draw_options(settings).items() if name != "min_p"}
+    return named | {"num_generations": 1, "top_p": 1.0, "top_k": 1}

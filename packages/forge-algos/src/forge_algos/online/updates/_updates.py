@@ -18,6 +18,9 @@ from forge_algos.online.updates._collate import Collate, collate as with_known_p
 from forge_algos.online.updates._divide import Indices, Layout, divide_shards, divide_steps
 from forge_algos.online.updates._media import JoinMedia, MediaRead, of_prompts, with_prompt_media
 
+_LOTS = 3
+"""Number that keeps the random stream of tokens apart from those of completions (`_draw`) and of an order (`_divide`)."""
+
 
 class Update(NamedTuple):
     """One optimizer step on a rollout."""
@@ -44,6 +47,7 @@ def rollout_batches(
     media: MediaRead | None = None,
     join_media: JoinMedia = list,
     layout: Layout = "packed",
+    lots: bool = False,
 ) -> list[list[OnlineBatch]]:
     """Divide a rollout into `passes` · `updates` optimizer steps, each as this rank's batches.
 
@@ -69,17 +73,19 @@ def rollout_batches(
         join_media: makes the arrays of a micro-batch's images alike in size.
         layout: how the completions of a micro-batch lie, as `pack_media` and the processor allow: "packed", in "lines", each
             padded to the longest, of which `max_tokens` counts the padding, or "single", one a micro-batch.
+        lots: whether each token is given a number by lot, in each update anew, which `clip_cov` and `kl_cov` read.
 
     Raises:
         RolloutError: a completion with its prompt is longer than `max_tokens`, or `collate` made another row, or one of more.
     """
+    seed = rollout.seed if seed is None else seed
     steps = update_indices(
         rollout.groups,
         np.array([len(ids) for ids in rollout.prompt_ids], np.int64),
         rollout.sizes,
         rollout.trained,
         rollout.masked,
-        seed=rollout.seed if seed is None else seed,
+        seed=seed,
         updates=updates,
         passes=passes,
         max_tokens=max_tokens,
@@ -92,7 +98,8 @@ def rollout_batches(
     pictures = of_prompts(media, rollout.prompt_rows)
     mine = parallel.data_parallel_rank if rank is None else rank
     batches = []
-    for step in steps:
+    for number, step in enumerate(steps):
+        drawn = np.random.default_rng([seed, number, 0, _LOTS]).random(rollout.starts[-1]) if lots else None
         # Counted once: in the step's first batch that trains on anything.
         first = next(((shard, k) for shard, parts in enumerate(step.parts) for k, part in enumerate(parts) if len(part)), None)
         batches.append(
@@ -106,6 +113,7 @@ def rollout_batches(
                     masked=step.masked if (mine, k) == first else 0,
                     media=pictures,
                     join_media=join_media,
+                    lots=drawn,
                 )
                 for k, indices in enumerate(step.parts[mine])
             ]
@@ -229,6 +237,7 @@ def _batch(
     masked: int,
     media: Sequence[MediaOf] | None,
     join_media: JoinMedia,
+    lots: NDArray[np.float64] | None,
 ) -> OnlineBatch:
     places = token_places(rollout.starts, indices)
     row = packed(
@@ -253,4 +262,5 @@ def _batch(
         returns=None if rollout.returns is None else rollout.returns[places],
         old_values=None if rollout.values is None else rollout.values[places],
         kept=None if rollout.entropy is None else rollout.entropy[places].astype(np.float64) >= rollout.least_entropy,
+        lots=None if lots is None else lots[places],
     )

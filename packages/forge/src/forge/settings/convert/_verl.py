@@ -26,6 +26,9 @@ _ESTIMATORS: dict[str, dict[str, object]] = {
     "gdpo": {"multi_objective_aggregation": "normalize_then_sum"},
     "gpg": {"scale_rewards": "nonzero"},
     "grpo_passk": {"baseline": "second_best"},
+    "remax": {"baseline": "greedy"},
+    "optimal_token_baseline": {"baseline": "optimal_token"},
+    "tir_optimal_token_baseline": {"baseline": "optimal_token"},
 }
 """`adv_estimator` beside gae → settings of forge grpo."""
 _AGGREGATIONS: dict[str, dict[str, object]] = {
@@ -35,13 +38,18 @@ _AGGREGATIONS: dict[str, dict[str, object]] = {
     "seq-mean-token-sum-norm": {"loss_type": "dr_grpo"},
 }
 _LOSSES = {
-    **{name: name for name in ("gspo", "sapo", "cispo", "dppo_tv", "dppo_kl", "gpg", "dro")},
+    **{name: name for name in ("gspo", "sapo", "cispo", "dppo_tv", "dppo_kl", "gpg", "dro", "clip_cov", "kl_cov")},
     "geo_mean": "gmpo",
 }
 _REDUCTIONS = {"token-mean": "tokens", "seq-mean-token-mean": "mean", "seq-mean-token-sum": "sum"}
 _REDUCTIONS |= {"seq-mean-token-sum-norm": "max_length"}
-_TOKEN_MEANS = ("cispo", "dppo_tv", "dppo_kl", "gpg", "dro")
+_TOKEN_MEANS = ("cispo", "dppo_tv", "dppo_kl", "gpg", "dro", "clip_cov", "kl_cov")
 """`loss_mode` beside vanilla that `loss_agg_mode` averages as it says; others are means over completions there too."""
+_CHOOSING = {
+    "clip_cov": {name: name for name in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub")},
+    "kl_cov": {"kl_cov_ratio": "kl_cov_ratio", "kl_cov_coef": "ppo_kl_coef"},
+}
+"""`loss_mode` that chooses tokens → setting here → key there."""
 _PENALTIES = {**dict.fromkeys(("kl", "k1"), "k1"), **dict.fromkeys(("low_var_kl", "k3"), "k3")}
 _TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard", "trackio", "clearml", "comet")
 BESIDE = re.compile(
@@ -52,7 +60,7 @@ BESIDE = re.compile(
     r"|(critic|reward_model|reward)\.(?!optim|cliprange_value|model\.path|reward_manager|model_path|reward_kwargs|custom).*"
     r"|.*(use_dynamic_bsz|micro_batch_size|micro_batch_size_per_gpu|max_token_len_per_gpu|batch_size_per_gpu)|.*\.strategy"
     r"|.*\.(ulysses_sequence_parallel_size|use_torch_compile|use_fused_kernels|use_prefix_grouper|entropy_.*chunk.*)"
-    r"|.*\.(entropy_checkpointing|calculate_(?!sum).*|data_loader_seed|pad_to_length.*|use_liger|external_lib|trust_remote_code)"
+    r"|.*\.(entropy_checkpointing|calculate_.*|data_loader_seed|pad_to_length.*|use_liger|external_lib|trust_remote_code)"
     r"|.*\.(use_remove_padding|enable_gradient_checkpointing|enable_activation_offload\w*|use_shm|fused_kernel_options.*|tiled_mlp.*)"
     r"|data\.(val_.*|dataloader_num_workers|num_workers|filter_overlong_prompts_workers|return_.*|image_patch_size|gen_batch_size)"
     r"|data\.(reward_fn_key|validation_shuffle|pad_mode|balance_dp_token|ignore_input_ids_mismatch|tool_config_path)"
@@ -139,7 +147,7 @@ def _online(keys: Keys, verb: str, estimator: str) -> None:
         if estimator == "reinforce_plus_plus" and keys.get("algorithm.gamma") not in (None, 1):
             keys.lose("algorithm.gamma", "a reward counts for all tokens alike")
         keys.lose("algorithm.gdpo_reward_keys", "write a function for each reward, and list them in reward")
-    if keys.found["num_generations"] == 1 and verb == "grpo":
+    if keys.found["num_generations"] == 1 and verb == "grpo" and estimator != "remax":
         keys.found |= {"baseline": "none", "scale_rewards": None if keys.found.get("whiten") else "none"}
         keys.comments["baseline"] = "one completion a prompt is compared with none, there too"
     keys.lose("actor_rollout_ref.actor.shuffle", "the completions of a rollout are drawn anew for each pass")
@@ -341,6 +349,9 @@ def _loss(keys: Keys, mode: str, aggregation: str, estimator: str) -> None:
             keys.lose(f"{_A}.loss_agg_mode", f"means are those of {', '.join(_REDUCTIONS)}")
     if mode == "dro":
         keys.take("dro_beta", f"{_A}.policy_loss.dro_beta")
+    for ours, theirs in _CHOOSING.get(mode, {}).items():
+        keys.take(ours, f"{_A}.policy_loss.{theirs}")
+        keys.comments["loss_type"] = "chooses among the tokens of a step; of a micro-batch there"
     deviation = keys.get("algorithm.norm_adv_by_std_in_grpo", default=True)
     if estimator == "grpo_passk":
         keys.found["scale_rewards"] = "group" if deviation else None
@@ -363,7 +374,7 @@ def _clip(keys: Keys, mode: str) -> None:
     both = keys.get(f"{_A}.clip_ratio", default=0.2)
     low, high = (keys.get(f"{_A}.clip_ratio_{side}", default=both) for side in ("low", "high"))
     most = keys.get(f"{_A}.clip_ratio_c", default=3.0)
-    if mode in ("sapo", "gpg", "dro"):
+    if mode in ("sapo", "gpg", "dro", "kl_cov"):
         return
     if low >= 1:
         if mode != "cispo":
