@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from forge_data.chat_template._limits import counted
 from forge_data.chat_template._trace import render
 from forge_data.chat_template._traced_jinja import compile_template
 
@@ -145,3 +146,15 @@ def test_what_is_read():
     """The names of the arguments that a template reads are found."""
     _, reads = compile_template("{% if enable_thinking is defined %}{{ tools }}{% endif %}{% set x = 1 %}{{ x }}")
     assert reads == {"enable_thinking", "tools"}
+
+
+def test_programs_of_one_source_share_no_state():
+    """A source is compiled once, and a rendering within another one of it changes neither: each keeps a budget of its own."""
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    (outer, _), (inner, _) = compile_template(source), compile_template(source)
+    begun = counted(outer, {"messages": TWO})
+    first = next(begun)
+    budget = outer.environment.budget
+    assert render(inner, TWO, {}).text == "hiho"
+    assert outer.environment.budget is budget is not inner.environment.budget
+    assert "".join([first, *begun]) == "hiho"

@@ -7,14 +7,15 @@ on any contents that are not blank at their ends and have none of those texts in
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
+from types import CodeType
 from typing import Any, NoReturn
 
 from jinja2 import Template, nodes
 from jinja2.ext import loopcontrols
 
 from forge_data.chat_template._limits import CountingRewrite, LimitedEnvironment, arguments, counted, written
-from forge_data.chat_template._traced_jinja import LEARN, Generation, add_globals
+from forge_data.chat_template._traced_jinja import KEPT_PROGRAMS, LEARN, Generation, add_globals
 
 _FIRST = 0xF0000
 """Code point of the first symbol, in the private plane 15; a symbol is one character."""
@@ -245,25 +246,9 @@ class SymbolicTemplate:
     """A chat template that runs on symbols."""
 
     def __init__(self, source: str) -> None:
-        environment = self._environment = _SymbolicEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-        )
-        add_globals(environment)
-        filters: dict[str, Any] = environment.filters
-        filters.update(
-            {
-                name: _guarded(own, deep=name not in _OF_LISTS)
-                for name, own in filters.items()
-                # A name with a blank is of a filter that counts, and looks at nothing.
-                if name not in _WRITERS and " " not in name
-            }
-        )
-        filters.update({LEARN: lambda _: "", _KEPT_OUT: _kept_out})
-        environment.add_filter(_CONCAT, lambda parts: environment.concat(map(str, parts)), written)
-        filters["join"] = lambda parts, d="": environment._join(str(d), parts)
-        tests: dict[str, Any] = environment.tests
-        tests.update({name: _guarded(own, deep=True) for name, own in tests.items() if name not in _TESTS})
-        code = environment.compile(_Rewrite().visit(environment.parse(source)))
+        code = _compiled(source)
+        # An environment of its own, for a rendering keeps its symbols there.
+        environment = self._environment = _environment()
         self._template = Template.from_code(environment, code, environment.make_globals(None))
 
     def render(self, messages: list[dict[str, Any]], variables: Mapping[str, Any], symbols: Symbols) -> str:
@@ -275,6 +260,32 @@ class SymbolicTemplate:
         """
         self._environment.symbols = symbols
         return str.__str__(self._environment.concat(counted(self._template, {**variables, "messages": messages})))
+
+
+@lru_cache(KEPT_PROGRAMS)
+def _compiled(source: str) -> CodeType:
+    environment = _environment()
+    return environment.compile(_Rewrite().visit(environment.parse(source)))
+
+
+def _environment() -> _SymbolicEnvironment:
+    environment = _SymbolicEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    add_globals(environment)
+    filters: dict[str, Any] = environment.filters
+    filters.update(
+        {
+            name: _guarded(own, deep=name not in _OF_LISTS)
+            for name, own in filters.items()
+            # A name with a blank is of a filter that counts, and looks at nothing.
+            if name not in _WRITERS and " " not in name
+        }
+    )
+    filters.update({LEARN: lambda _: "", _KEPT_OUT: _kept_out})
+    environment.add_filter(_CONCAT, lambda parts: environment.concat(map(str, parts)), written)
+    filters["join"] = lambda parts, d="": environment._join(str(d), parts)
+    tests: dict[str, Any] = environment.tests
+    tests.update({name: _guarded(own, deep=True) for name, own in tests.items() if name not in _TESTS})
+    return environment
 
 
 def _kept_out(value: Any) -> Any:

@@ -8,7 +8,8 @@ origin that `Traced` strings remember; that the text is the same is checked for 
 import json
 from collections.abc import Iterable
 from datetime import datetime
-from functools import cache, partial
+from functools import cache, lru_cache, partial
+from types import CodeType
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, meta, nodes, pass_context, pass_eval_context
@@ -32,6 +33,8 @@ _ENTER, _LEAVE, LEARN, _CONCAT = "forge enter", "forge leave", "forge learn", "f
 _ALLOWED = frozenset({"endswith", "lstrip", "rstrip", "split", "startswith", "strip"})
 _OF_LOOPS = frozenset({"first", "index", "index0", "last", "length"})
 _OF_DICTS = frozenset(dir(dict))
+KEPT_PROGRAMS = 64
+"""Templates whose compiled code a process keeps: each reader of rows, or of a turn end, makes a program of its own of it."""
 
 
 @cache
@@ -215,6 +218,7 @@ def add_globals(environment: LimitedEnvironment) -> None:
     names.update(raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace)
 
 
+@lru_cache(KEPT_PROGRAMS)
 def marks_turns(source: str) -> bool:
     """Tell whether a template has `{% generation %}` blocks, not only as text or in a comment."""
     return any(node.name == LEARN for node in parse(source).find_all(nodes.Filter))
@@ -231,13 +235,25 @@ def compile_template(source: str) -> tuple[Template, frozenset[str]]:
     Raises:
         jinja2.TemplateError: the source is not a template.
     """
+    code, reads = _compiled(source)
+    # An environment of its own, for a rendering keeps what is left to it there.
+    environment = _environment()
+    return Template.from_code(environment, code, environment.make_globals(None)), reads
+
+
+@lru_cache(KEPT_PROGRAMS)
+def _compiled(source: str) -> tuple[CodeType, frozenset[str]]:
+    environment = _environment()
+    reads = frozenset(meta.find_undeclared_variables(environment.parse(source)))
+    environment.check_constants(environment.parse(source))
+    return environment.compile(_Rewrite().visit(environment.parse(source))), reads
+
+
+def _environment() -> _TracingEnvironment:
     environment = _TracingEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     filters: dict[str, Any] = environment.filters
     filters.update({_ENTER: _enter, _LEAVE: _leave, LEARN: _learn})
     filters["join"] = _join
     environment.add_filter(_CONCAT, lambda parts: concat(map(str, parts)), written)
     add_globals(environment)
-    reads = frozenset(meta.find_undeclared_variables(environment.parse(source)))
-    environment.check_constants(environment.parse(source))
-    code = environment.compile(_Rewrite().visit(environment.parse(source)))
-    return Template.from_code(environment, code, environment.make_globals(None)), reads
+    return environment
