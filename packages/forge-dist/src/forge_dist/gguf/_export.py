@@ -82,7 +82,7 @@ def refuse_gguf(
 
 
 def rounded_weights(model: "PreTrainedModel", dtype: GGUFType) -> dict[str, tuple[GGUFType, int]]:
-    """Return the weights that a file of matrices in `dtype` rounds: type there, and dimension of its blocks.
+    """Return the weights that a file of `dtype` rounds, with type and dimension of their blocks.
 
     By the model's own names; of a head that is tied to the embedding the embedding's. The rows of a weight may stand in another
     order in the file, and each is rounded by itself. They lie along dimension -1, or -2 where the file has a matrix transposed
