@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import forge
+import forge_algos
 import forge_data
 import forge_dist
 from forge.locking._run_lock import RunLock
@@ -158,7 +159,7 @@ def naive_losses(given: dict[str, Any], k: int, temperature: float, beta: float,
         with torch.no_grad():
             q_of, p_of = ((model(ids).logits[0].double() / temperature).softmax(-1) for model in (student, teacher))
         for at in (at for at in range(1, ids.shape[1]) if row["labels"][at] != -100):
-            top, weight = p_of[at - 1].topk(k).indices, row.get("weights", [1.0] * (at + 1))[at]
+            top, weight = p_of[at - 1][: len(q_of[at - 1])].topk(k).indices, row.get("weights", [1.0] * (at + 1))[at]
             q, p = (torch.cat((each[top], 1 - each[top].sum()[None])) for each in (q_of[at - 1], p_of[at - 1]))
             if not class_of_rest:
                 p[-1] = 0
@@ -187,6 +188,25 @@ def test_odd_rows_have_a_naive_loops_losses(
     settings = {"effective_batch_size": 8, "temperature": temperature, "beta": beta, "teacher_rest": rest}
     line = metrics(forge.distill(**stored(given | more | settings, path), ckpt_output_dir=tmp_path / "run").output_dir)[0]
     expected = naive_losses(given, k, temperature, beta, class_of_rest=rest == "class")
+    assert [line["loss"], line["kl"]] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_teacher_with_more_ids_than_tokens(given: dict[str, Any], tmp_path: Path) -> None:
+    """Probability of ids beyond the tokenizer's is of the rest; the live teacher of another width is refused, and says so."""
+    wider = tmp_path / "wider"
+    shutil.copytree(given["teacher_path"], wider)
+    teacher = AutoModelForCausalLM.from_pretrained(wider)
+    teacher.resize_token_embeddings(teacher.config.vocab_size + 32)
+    teacher.save_pretrained(wider)
+    more = {"teacher_path": str(wider), "data_path": str(write_rows(tmp_path / "odd.jsonl", ODD)), "lint": "off"}
+    more |= {"validation_split": 0, "max_steps": 1, "temperature": 0.02}
+    with pytest.raises(
+        forge_algos.LossError, match=r"vocabulary of \d+, the model, .*likeliest tokens alone, which `forge teach`"
+    ):
+        forge.distill(**given | more, ckpt_output_dir=tmp_path / "live")
+    path = taught(given | more, tmp_path / "taught", top_k=5, temperature=0.02)
+    line = metrics(forge.distill(**stored(given | more, path), ckpt_output_dir=tmp_path / "run").output_dir)[0]
+    expected = naive_losses(given | more, 5, 0.02, 0.5, class_of_rest=True)
     assert [line["loss"], line["kl"]] == pytest.approx(expected, rel=1e-5)
 
 

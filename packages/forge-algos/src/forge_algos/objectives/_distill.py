@@ -55,7 +55,7 @@ class Distill(LearnedTokens):
             raise LossError(
                 f"the teacher, {_model_name(self.teacher)}, has a vocabulary of {_vocabulary_text(theirs)}, the model, "
                 f"{_model_name(model)}, one of {_vocabulary_text(ours)}: distillation compares both over the same tokens; take "
-                "a teacher of the same family"
+                "a teacher with as many, or learn from its likeliest tokens alone, which `forge teach` (`top_logps`) stores"
             )
         self.teacher.eval()
         require_packable(model, device=device)

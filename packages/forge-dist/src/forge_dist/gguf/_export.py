@@ -86,7 +86,7 @@ def refuse_gguf(
 
 
 def rounded_weights(model: "PreTrainedModel | PeftModel", dtype: GGUFType) -> dict[str, tuple[GGUFType, int]]:
-    """Return the weights that a file of matrices in `dtype` rounds: type there, and dimension of its blocks.
+    """Return the weights that a file of `dtype` rounds, with type and dimension of their blocks.
 
     By the model's own names, those of the merged model where it has an adapter; of a head that is tied to the embedding the
     embedding's. The rows of a weight may stand in another order in the file, and each is rounded by itself. They lie along

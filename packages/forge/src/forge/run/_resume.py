@@ -67,15 +67,8 @@ _FREE = DIVISION | frozenset(
         *("data_path", "eval_data_path", "preprocess", "ckpt_output_dir", "osft_cache"),
         # What is saved, measured, shown and refused.
         *("save_samples", "save_dtype", "checkpoint_at_epoch", "full_state_every_steps", "full_state_every_minutes"),
-        *(
-            "max_failed_saves",
-            "emergency_dir",
-            "accelerate_full_state_at_epoch",
-            "keep_last_n",
-            "keep_full_state",
-            "keep_last_checkpoint_only",
-            "async_save",
-        ),
+        *("max_failed_saves", "emergency_dir", "accelerate_full_state_at_epoch", "keep_last_n", "keep_full_state"),
+        *("keep_last_checkpoint_only", "async_save"),
         *(
             "checkpoint_storage",
             "trackers",

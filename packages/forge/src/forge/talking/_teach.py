@@ -314,7 +314,7 @@ def _convert(files: Sequence[Path], request: _Request) -> Taught:
 
 
 def _refuse_unread(reading: Mapping[str, Any]) -> None:
-    """Raise SettingsError for a setting of how rows become tokens, which from_rows reads as tokens."""
+    """Raise SettingsError for a setting of how rows are read, of which from_rows has none."""
     defaults = inspect.signature(teach).parameters
     if given := [name for name, value in reading.items() if value != defaults[name].default]:
         raise SettingsError(
