@@ -123,12 +123,12 @@ def test_one_source_of_held_out_rows():
         (DataSettings, {"a": {"data_format": "mesages"}}, "data_path: data_format of the entry a is .*did you mean 'messages'"),
         (DataSettings, {"a": {"weight": 1}, "b": {}}, "data_path: a has the weight 1, and b has none"),
         (DataSettings, {"a": {"train_on": "all"}}, "data_path: the entry a has 'train_on', which is not known"),
-        (PromptDataSettings, {"a": {"data_format": "alpaca"}}, "data_path: a has data_format='alpaca' of its own"),
+        (PromptDataSettings, {"a": {"data_format": "alpaca"}}, 'data_path: a has {"data_format": "alpaca"} of its own'),
         (PretrainDataSettings, {"a": {"data_format": "text"}}, "rows of this use have no data_format"),
         (
             PreferenceDataSettings,
             {"a": {"data_format": "alpaca"}},
-            "data_path: a has data_format='alpaca', which holds no pref",
+            'data_path: a has {"data_format": "alpaca"}, which holds no pref',
         ),
     ],
 )

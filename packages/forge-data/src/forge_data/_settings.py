@@ -13,6 +13,7 @@ RowSettings                          where rows come from, and which are held ou
 ```
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -239,7 +240,8 @@ class RowSettings:
             for name, value in attrs.asdict(own).items():
                 if value is not None and name not in known:
                     raise ValueError(
-                        f"data_path: {path} has {name}={value!r} of its own, and rows of this use have no {name}: take it out"
+                        f"data_path: {path} has {json.dumps({name: value})} of its own, and rows of this use have no {name}: "
+                        "take it out"
                     )
         given = [name for name in OWN if name in known and getattr(self, name) != known[name]]
         if (unused := without_effect(given, self.data_path, self.eval_data_path)) is not None:
@@ -391,7 +393,8 @@ class PreferenceDataSettings(DataSettings):
         for path, named in _formats_of(self.data_path, self.eval_data_path):
             if (named in BUILT_IN or is_axolotl(named)) and named not in suitable:
                 raise ValueError(
-                    f"data_path: {path} has data_format={named!r}, which holds no preferences: use {' or '.join(suitable)}"
+                    f"data_path: {path} has {json.dumps({'data_format': named})}, which holds no preferences: use "
+                    f"{' or '.join(suitable)}"
                 )
         wrong = {
             "data_format": (
