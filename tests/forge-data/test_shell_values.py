@@ -43,6 +43,7 @@ def test_what_exists_is_a_path(tmp_path, monkeypatch):
         (["b", "a=0.5"], "^a has the weight 0.5, and b has none"),
         (["a=0.5", "a=0.2"], "^a is named more than once"),
         (["a={}", "a"], "^a is named more than once"),
+        (['a={"data_format": "alpaca"'], '^behind a stands \'{"data_format": "alpaca"\', which is no JSON'),
         (["a={data_format: alpaca}"], "^behind a stands '{data_format: alpaca}', which is no JSON"),
     ],
 )

@@ -81,7 +81,7 @@ def test_what_is_refused(model_dir: Path, files: dict[str, str], tmp_path: Path,
         (
             "grpo",
             ['{"data_format": "alpaca"}', "--reward", "exact_match"],
-            "has data_format='alpaca' of its own, and rows of this",
+            'has {"data_format": "alpaca"} of its own, and rows of this',
         ),
     ]
     for verb, (own, *more), message in wrong:

@@ -42,6 +42,8 @@ def test_settings_become_flags(message: str, wanted: str) -> None:
         "/runs/max_seq_len/model_path is no directory",
         "rows.jsonl:3 has a field 'data_path'",
         "the seed of the lint",
+        "behind a.jsonl stands '{max_seq_len: 4}', which is no JSON",
+        'a.jsonl has {"data_path": "b"} of its own',
         "config.max_seq_len and max_seq_len.json",
         "no such thing: max_seq_length",
     ],

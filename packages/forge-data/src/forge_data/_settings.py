@@ -13,6 +13,7 @@ RowSettings                          where rows come from, and which are held ou
 ```
 """
 
+import json
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -256,7 +257,8 @@ class RowSettings:
             for name, value in given.items():
                 if name not in known:
                     raise ValueError(
-                        f"data_path: {path} has {name}={value!r} of its own, and rows of this use have no {name}: take it out"
+                        f"data_path: {path} has {json.dumps({name: value})} of its own, and rows of this use have no {name}: "
+                        "take it out"
                     )
             try:
                 # As if it were alone: what its settings may not be together, or beside the run's, is refused.

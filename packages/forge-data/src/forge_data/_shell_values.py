@@ -43,7 +43,8 @@ def _said(word: str) -> tuple[str, float | Mapping[str, Any] | None]:
     try:
         if not path or not equals or os.path.exists(expand_user(word, DataError)):
             return word, None
-        path, _, own = word.partition("={") if word.endswith("}") and "={" in word else (path, "", None)
+        settings = '={"' in word or (word.endswith("}") and "={" in word)
+        path, _, own = word.partition("={") if settings else (path, "", None)
         if own is None:
             return (word, None) if "://" in word and "?" in word else (path, float(weight))
     except ValueError:

@@ -94,7 +94,7 @@ def read_adapter(
 
 
 def _check_rows(base: "PreTrainedModel", tops: Sequence[Any], stored: Mapping[str, TensorEntry]) -> None:
-    """Raise ValueError where the file has an embedding or head of another vocabulary than the base."""
+    """Raise ValueError where the file's embedding or head has other rows than the base's."""
     for name, module in base.named_modules():
         rows = getattr(module, "num_embeddings", None) or getattr(module, "out_features", None)
         entry = stored.get(f"base_model.model.{name}.weight")

@@ -138,7 +138,7 @@ def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", vocab_size: int, wher
         "tokenizer.ggml.add_bos_token": begin,
         "tokenizer.ggml.add_eos_token": end,
         "tokenizer.ggml.add_space_prefix": pieces and _space_comes_first(fast),
-        "tokenizer.chat_template": _template(fast),
+        **_templates(fast),
     }
     if pieces:
         fields |= sentencepiece_fields(backend, tokens, kinds, where)
@@ -183,7 +183,7 @@ def _space_comes_first(tokenizer: Any) -> bool:
 
 
 def _name_for_readers(name: str, backend: Mapping[str, Any], vocabulary: Mapping[str, int]) -> str:
-    """Return the name with which readers take white space away behind added tokens, or with which they do not."""
+    """Return a name with which readers strip text behind added tokens as the tokenizer does."""
     if vocabulary.keys() >= _PHI3_NEEDS and any(token["rstrip"] for token in backend["added_tokens"]):
         return name if _PHI3.search(name) else f"Phi-3 {name}"
     return _PHI3.sub(r"\1 \2", name)
@@ -200,7 +200,7 @@ def reader_of(fields: Mapping[str, Any]) -> Callable[[str], list[int]]:
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     added = {token: index for index, token in enumerate(tokens) if kinds[index] in (CONTROL, USER_DEFINED)}
     strips = added.keys() - _PHI3_KEEPS if _PHI3.search(fields["general.name"]) else set()
-    longest_first = [(token, token in strips) for token in sorted(added, key=lambda token: -len(token))]
+    longest_first = [(token, token in strips) for token in sorted(added, key=lambda token: -len(token.encode()))]
 
     def read(text: str) -> list[int]:
         found: list[int] = []
@@ -212,7 +212,7 @@ def reader_of(fields: Mapping[str, Any]) -> Callable[[str], list[int]]:
 
 
 def _split_at(text: str, tokens: Sequence[tuple[str, bool]]) -> list[str]:
-    """Return a text cut around each token: wherever the first one is, then in what is left wherever the second one is...
+    """Split a text at all places of the first token, the rest at those of the second, and so on.
 
     Beside each token: whether white space behind it is dropped.
     """
@@ -226,7 +226,10 @@ def _split_at(text: str, tokens: Sequence[tuple[str, bool]]) -> list[str]:
 
 
 def _byte_level_reader(fields: Mapping[str, Any]) -> Callable[[str], list[int]]:
-    """Build the byte-level tokenizer that readers make of the `fields`, for texts without special tokens."""
+    """Build the byte-level tokenizer that readers make of the `fields`.
+
+    For texts without special tokens.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     rule = PRE_TOKENIZERS[fields["tokenizer.ggml.pre"]]
@@ -297,6 +300,17 @@ def _template(tokenizer: Any) -> str | None:
     return template.get("default") if isinstance(template, dict) else template
 
 
+def _templates(tokenizer: Any) -> dict[str, Any]:
+    """Return the chat template's field, and those of further ones by name: `tool_use` and the like."""
+    given = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
+    further = {re.sub("[^0-9A-Za-z]", "_", name): text for name, text in given.items() if name != "default"}
+    return {
+        "tokenizer.chat_template": _template(tokenizer),
+        **{f"tokenizer.chat_template.{name}": text for name, text in further.items()},
+        "tokenizer.chat_templates": sorted(further) or None,
+    }
+
+
 def _prove_fields(tokenizer: Any, fields: Mapping[str, Any], left_out: set[str], where: Path) -> None:
     """Raise ModelError unless the tokenizer of the fields gives the same ids for every probe."""
     read = reader_of(fields)
@@ -330,7 +344,10 @@ def _probes(tokenizer: Any, left_out: set[str]) -> list[str]:
 
 
 def _overlapping(tokens: Sequence[str]) -> set[str]:
-    """Return texts in which a token begins within another: readers take the longer one first, tokenizers the first one."""
+    """Return texts in which a token begins within another.
+
+    Readers take the longer one, tokenizers the one that comes first.
+    """
     begin: dict[str, list[str]] = {}
     for token in tokens:
         for length in range(1, len(token)):

@@ -11,8 +11,8 @@ import shlex
 from collections.abc import Mapping
 
 _VALUE = r"""'[^']*'|"[^"]*"|\[[^]]*]|\([^()]*\)|[^\s,;:()\]]*[^\s,;:()\].]"""
-# Not part of a path, of a dotted name or of a quotation.
-_BEFORE, _AFTER = r"""(?<![\w./\\='"-])""", r"""(?![\w/\\='"(]|\.\w)"""
+# Not part of a path, of a dotted name, of a mapping or of a quotation.
+_BEFORE, _AFTER = r"""(?<![\w./\\='"{-])""", r"""(?![\w/\\='"(]|\.\w)"""
 
 
 def as_flags(message: str, flags: Mapping[str, str]) -> str:
