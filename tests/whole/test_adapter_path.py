@@ -176,6 +176,20 @@ def test_an_adapter_of_another_kind_of_model_is_merged_first(
             run_verb("sft", going_on("sft", merged, folder, tmp_path / "run", tmp_path / "back"))
 
 
+@pytest.mark.parametrize("kind", ["SEQ_CLS", "TOKEN_CLS"])
+def test_what_an_adapter_says_it_is_for(kind: str, model_dir: Path, folder: Path, adapter: Path, tmp_path: Path) -> None:
+    """One without a tensor of its own head has the tensors of a language model's, and went on without a word."""
+    other = shutil.copytree(adapter, tmp_path / "other")
+    config = json.loads((other / "adapter_config.json").read_text())
+    (other / "adapter_config.json").write_text(json.dumps(config | {"task_type": kind}))
+    what = {"SEQ_CLS": "a reward model or classifier", "TOKEN_CLS": "a model for TOKEN_CLS"}[kind]
+    with pytest.raises(
+        forge_algos.AdapterError, match=f"It is that of {what}, and this run trains a language model: give an ad"
+    ):
+        run_verb("sft", going_on("sft", model_dir, folder, other, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [

@@ -3,9 +3,24 @@
 import subprocess
 import sys
 
+import attrs
 import pytest
 
-from forge_algos import EmbedSettings, GRPOSettings, PPOSettings, RLOOSettings, SDFTSettings
+from forge_algos import (
+    DistillSettings,
+    DPOSettings,
+    EmbedSettings,
+    GRPOSettings,
+    KTOSettings,
+    MoESettings,
+    ORPOSettings,
+    PPOSettings,
+    RewardSettings,
+    RLOOSettings,
+    SDFTSettings,
+    SimPOSettings,
+    SupervisedSettings,
+)
 
 
 def test_defaults_by_method():
@@ -168,3 +183,36 @@ def test_settings_need_no_torch():
     """Settings load without torch, for a help page."""
     code = "import sys, forge_algos; forge_algos.PPOSettings(), forge_algos.GRPOSettings(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+LOSSES = [
+    *(GRPOSettings, RLOOSettings, PPOSettings, SDFTSettings, EmbedSettings, SupervisedSettings, DistillSettings),
+    *(DPOSettings, KTOSettings, ORPOSettings, SimPOSettings, RewardSettings, MoESettings),
+]
+
+
+def numbers(kind):
+    """Names of the settings of a class that are a number which is no whole one."""
+    return [name for name, field in attrs.fields_dict(kind).items() if field.type in (float, float | None)]
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize("value", [1e300, 10**400])
+def test_a_number_that_no_loss_can_hold(kind, value):
+    """It is refused by the name of its setting: infinity times 0 was a loss that is not a number, in a step."""
+    assert numbers(kind)
+    for name in numbers(kind):
+        with pytest.raises(ValueError, match=f"{name} must be "):
+            kind(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(GRPOSettings, "sapo_temperature_pos"), (GRPOSettings, "sapo_temperature_neg"), (DPOSettings, "discopop_tau")]
+    + [(each, "beta") for each in (DPOSettings, KTOSettings, ORPOSettings, SimPOSettings)],
+)
+def test_a_number_by_which_no_loss_can_be_divided(kind, name):
+    """So is one that float32 takes for 0, or whose inverse has no square there."""
+    for value in (1e-300, 1e-30, 0.0):
+        with pytest.raises(ValueError, match=f"{name} must be at least 1e-0"):
+            kind(**{name: value})

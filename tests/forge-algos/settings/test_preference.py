@@ -59,7 +59,7 @@ def test_settings_refuse_what_the_loss_refuses(options):
     [
         (lambda: DPOSettings(loss_type="sigmod"), "'sigmod'"),
         (lambda: DPOSettings(loss_type=[]), "loss_type must hold at least one"),
-        (lambda: DPOSettings(beta=0), "beta must be above 0"),
+        (lambda: DPOSettings(beta=0), "beta must be at least 1e-09"),
         (lambda: DPOSettings(label_smoothing=0.5), "label_smoothing must be at least 0 and below 0.5"),
         (lambda: DPOSettings(f_divergence_alpha=0.1), "has no effect with f_divergence=reverse_kl.*set f_div"),
         (lambda: DPOSettings(discopop_tau=0.1), "has no effect with loss_type=sigmoid; those that read it: discopop"),

@@ -451,3 +451,13 @@ def test_show_refuses_by_flag(words, message, store, model, tmp_path, capsys):
     places = {"ROWS": str(tmp_path / "train.jsonl"), "STORE": store, "MODEL": model}
     assert _parser.main(["show", *[places.get(word, word) for word in words]]) == 2
     assert message in printed(capsys)[1]
+
+
+def test_other_words_for_the_verbs(capsys):
+    """They are answered with the verb here."""
+    for word, here in (("validate", "lint"), ("info", "stats"), ("tokenize", "prepare")):
+        assert _parser.main([word, "x.jsonl"]) == 2
+        said = (
+            f"forge-data: {word} is none of the verbs; here it is `forge-data {here}`; forge-data --help lists what there is\n"
+        )
+        assert capsys.readouterr().err == said

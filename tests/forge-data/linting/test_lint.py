@@ -100,6 +100,27 @@ def test_repeated_rows(seed, tokenizers, lines):
     assert report.stops == 0
 
 
+MARKED = {
+    "unpaired": [{"prompt": "a?", "completion": "b", "label": label} for label in (True, False, True, False)],
+    "pairs": [{"prompt": "a?", "chosen": "b", "rejected": "c", "margin": margin} for margin in (1, 0.1, 1.0, 0.1)],
+    "texts": [{"text": "good film", "label": label} for label in ("1", "no", 1, "no")],
+    "labels": [{"text": "good film", "labels": labels} for labels in (["a", "b"], ["a"], ["b", "a"], ["a"])],
+}
+
+
+@pytest.mark.parametrize("kind", MARKED)
+def test_labels_that_contradict_each_other(kind, tokenizers, lines, tmp_path):
+    """The same text with another label is none of the repetitions, which are those of the row that has its label."""
+    data, tokenizer = lines([json.dumps(row) for row in MARKED[kind]]), tokenizers(TOOLED)
+    reports = [lint(data, tokenizer)]
+    if kind in ("unpaired", "pairs"):
+        store = prepare(data, tokenizer, tmp_path / "store", progress=False)
+        reports += [store.lint, lint(store)]
+    for report in reports:
+        found = [(each.rule, each.row, each.what.partition(",")[0][-1]) for each in report.findings]
+        assert found == [("conflicting_labels", 2, "1"), ("duplicate_row", 3, "1"), ("duplicate_row", 4, "2")]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_of_the_evaluation_that_are_trained_on(seed, tokenizers, lines, tmp_path):
     """Held-out rows that are trained on are stops, whether given as rows or as a store."""

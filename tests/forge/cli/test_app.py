@@ -17,6 +17,7 @@ import pytest
 import forge
 from forge.cli import _app as _cli
 from forge.cli._train import verb_command
+from forge.cli._words import _MEANT_OF
 from forge.run import _run
 from forge.settings._settings import dashed, flat_fields
 from forge.verbs._registry import VERBS, task_of
@@ -42,6 +43,21 @@ def test_version_and_unknown_command(capsys: pytest.CaptureFixture[str]) -> None
     for word, said in (("stf", "Did you mean 'sft'?"), ("lint", "Here it is `forge data lint`."), ("watch", "`forge report`")):
         assert _cli.main([word]) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("group", ["recipes", "config", "slurm", "kubeflow"])
+def test_other_words_for_commands_of_a_command(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is answered with the word here, which there is; a misspelt one with the nearest."""
+    commands = {name for name in _cli.make_app(group)[group] if not name.startswith("-")}
+    for here, others in _MEANT_OF[group].items():
+        assert here in commands
+        for other in others.split():
+            assert other not in commands
+            assert _cli.main([group, other, "x"]) == 2
+            said = f"forge: unknown command '{group} {other}'. Here it is `forge {group} {here}`. Commands: "
+            assert capsys.readouterr().err.startswith(said)
+        assert _cli.main([group, here + "e"]) == 2
+        assert f"Did you mean '{here}'?" in capsys.readouterr().err or len(here) < 3
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from forge_algos.settings._policy_kinds import (
     Scale,
     grpo_kinds,
 )
-from forge_algos.settings._validators import key_of, number, one_of
+from forge_algos.settings._validators import key_of, logits_divisor, number, one_of
 
 KLEstimator = Literal["k3", "unbiased"]
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
@@ -77,10 +77,10 @@ class GRPOSettings(GroupSettings):
     importance_sampling_level: Level | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Level)))
     """Whose ratio to the policy that sampled it is: each token's own ("token"), or a completion's, the geometric mean of its
     tokens' ("sequence"). By default the loss type's: a completion's for gspo and luspo."""
-    sapo_temperature_pos: float = attrs.field(default=GATE[0], validator=number(kind=float, above=True))
+    sapo_temperature_pos: float = attrs.field(default=GATE[0], validator=logits_divisor)
     """Temperature of loss_type=sapo where the advantage is positive:
     the larger, the faster the gradient fades as the ratio leaves 1."""
-    sapo_temperature_neg: float = attrs.field(default=GATE[1], validator=number(kind=float, above=True))
+    sapo_temperature_neg: float = attrs.field(default=GATE[1], validator=logits_divisor)
     """Temperature of loss_type=sapo where the advantage is not positive."""
     vespo_k_pos: float = attrs.field(default=GAMMA[0][0], validator=number(kind=float))
     """k of loss_type=vespo where the advantage is not negative: a completion of ratio w has the weight

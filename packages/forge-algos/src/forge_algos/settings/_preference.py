@@ -10,7 +10,7 @@ from typing import Any, Literal
 import attrs
 
 from forge_algos.settings._dpo_types import ALPHA, DPO_TYPES, TAU, Divergence, DPOLoss, readers
-from forge_algos.settings._validators import key_of, number, one_of
+from forge_algos.settings._validators import key_of, logits_divisor, number, one_of
 
 KTOLoss = Literal["kto", "apo_zero_unpaired"]
 ReferenceKind = Literal["stored", "adapter_off", "live", "moving"]
@@ -41,7 +41,9 @@ def _check_path(_instance: Any, field: Any, value: Any) -> None:
         raise TypeError(f"{field.name} must be a path or a model's name, got {value!r}")
 
 
-_beta = number(kind=float, above=True)
+_beta = number(kind=float, low=1e-9)
+"""Validator of β, by which some losses divide: the square of what they make of it stays within float32."""
+_above = number(kind=float, above=True)
 _smoothing = number(kind=float, below=0.5)
 _share = number(kind=float, high=1)
 _above_share = number(kind=float, above=True, high=1)
@@ -65,7 +67,7 @@ class DPOSettings:
     loss_type: tuple[DPOLoss, ...] = attrs.field(default=("sigmoid",), converter=_names, validator=_tuple_of(key_of(DPO_TYPES)))
     """Form of the loss, or several that are added up."""
     loss_weights: tuple[float, ...] | None = attrs.field(
-        default=None, converter=_names, validator=attrs.validators.optional(_tuple_of(_beta))
+        default=None, converter=_names, validator=attrs.validators.optional(_tuple_of(_above))
     )
     """Weight above 0 of each of `loss_type`; 1 for each by default."""
     label_smoothing: float = attrs.field(default=0.0, validator=_smoothing)
@@ -75,7 +77,7 @@ class DPOSettings:
     """Divergence that keeps the model near its reference (arXiv 2309.16240)."""
     f_divergence_alpha: float = attrs.field(default=ALPHA, validator=number(kind=float))
     """α of f_divergence=alpha_divergence: 0 is forward_kl, 1 reverse_kl."""
-    discopop_tau: float = attrs.field(default=TAU, validator=_beta)
+    discopop_tau: float = attrs.field(default=TAU, validator=logits_divisor)
     """Temperature of loss_type=discopop (arXiv 2406.08414), above 0."""
     ld_alpha: float | None = attrs.field(default=None, validator=attrs.validators.optional(_share))
     """Weight of the tokens of an answer beyond the length of the shorter one (LD-DPO, arXiv 2409.06411),
@@ -182,9 +184,9 @@ class KTOSettings:
     beta: float = attrs.field(default=0.1, validator=_beta)
     """Strength of the pull towards the reference, above 0:
     the larger, the nearer log-probabilities stay to the reference's."""
-    desirable_weight: float = attrs.field(default=1.0, validator=_beta)
+    desirable_weight: float = attrs.field(default=1.0, validator=_above)
     """Weight of the good completions; the paper balances weight times number of both kinds."""
-    undesirable_weight: float = attrs.field(default=1.0, validator=_beta)
+    undesirable_weight: float = attrs.field(default=1.0, validator=_above)
     """Weight of the bad completions."""
     loss_type: KTOLoss = attrs.field(default="kto", validator=one_of(KTOLoss))
     """What an answer is judged against: the KL to the reference, which the step's mismatched answers

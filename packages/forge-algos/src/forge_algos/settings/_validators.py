@@ -6,14 +6,18 @@ from typing import Any, get_args
 
 import attrs
 
+LARGEST = 1e18
+"""Most that a number may be which is no bound, time or share of its own: its square, and its product with any loss, are within
+float32, in which losses are computed. Beyond, infinity times 0 is a loss that is not a number, and no setting's name."""
+
 
 def number(
     *, kind: type[int] | type[float], low: float = 0, above: bool = False, below: float = math.inf, high: float = math.inf
 ) -> Callable[..., None]:
     """Return a validator for a finite number in [low, below), or in (low, below) with `above`.
 
-    With `high` the number may be that, and no more.
-    A bool is not taken for a number.
+    With `high` the number may be that, and no more; one that is no whole number is at most `LARGEST`, below 0 at least minus
+    that. A bool is not taken for a number.
     """
     accepted = (int,) if kind is int else (int, float)
 
@@ -26,6 +30,9 @@ def number(
             least = [] if low == -math.inf else [f"above {low:g}" if above else f"at least {low:g}"]
             most = f"at most {high:g}" if high < below else "finite" if below == math.inf else f"below {below:g}"
             raise ValueError(f"{field.name} must be {' and '.join([*least, most])}, got {value!r}")
+        if kind is float and abs(value) > LARGEST:
+            side = f"at most {LARGEST:g}" if value > 0 else f"at least {-LARGEST:g}"
+            raise ValueError(f"{field.name} must be {side}, beyond which float32 has no room for a loss, got {value!r}")
 
     return check
 

@@ -17,6 +17,19 @@ from forge_data._settings import MAX_BAD_ROWS
 from forge_data._uncollected import process_of_one_command
 from forge_data.cli import _commands
 
+_MEANT = {
+    other: here
+    for here, others in {
+        "prepare": "tokenize encode process preprocess build convert",
+        "merge": "join concat concatenate combine mix",
+        "show": "view inspect print cat head get browse",
+        "lint": "check validate verify test",
+        "stats": "info count describe summary statistics",
+    }.items()
+    for other in others.split()
+}
+"""Other words for the verbs."""
+
 
 class _Parser(argparse.ArgumentParser):
     """Parser that reports an error in one line; argparse would print its usage first."""
@@ -86,7 +99,10 @@ def run(argv: Sequence[str] | None = None, prog: str = "forge-data", *, own_proc
 
 def _parsed(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
     """Parse words; samples may stand behind options, where argparse by itself takes none."""
-    words, left = _parser(prog).parse_known_args(argv)
+    parser, first = _parser(prog), next(iter(sys.argv[1:] if argv is None else argv), "")
+    if (here := _MEANT.get(first)) is not None:
+        parser.error(f"{first} is none of the verbs; here it is `{prog} {here}`")
+    words, left = parser.parse_known_args(argv)
     left = [word for word in left if word != "--"]
     if left and hasattr(words, "samples") and all(word[:1] != "-" or word[1:2].isdigit() for word in left):
         words.samples += left

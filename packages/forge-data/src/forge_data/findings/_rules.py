@@ -17,7 +17,10 @@ class Rule(NamedTuple):
     """What to do, unless the finding is more precise."""
 
 
-SET_RULES = ("duplicate_row", "extreme_length", "label_fraction", "lost_to_length", "too_many_bad_rows", "train_eval_overlap")
+SET_RULES = (
+    *("conflicting_labels", "duplicate_row", "extreme_length", "label_fraction", "lost_to_length", "too_many_bad_rows"),
+    "train_eval_overlap",
+)
 """Rules that need more than one row."""
 
 RULES: dict[str, Rule] = {
@@ -189,6 +192,11 @@ RULES: dict[str, Rule] = {
         "give the row its audio (a column under another name: rename_columns), or take the mark out",
     ),
     "duplicate_row": Rule(WARN, "the row counts as often as it occurs", "take the repetitions out unless they are meant"),
+    "conflicting_labels": Rule(
+        WARN,
+        "the same text with another label (or margin): both are learned, and the model can be right about one",
+        "keep the one that is right",
+    ),
     "label_fraction": Rule(
         WARN,
         "far more or far less of the row is learned than of the others: often a mask, or a paste, gone wrong",

@@ -26,13 +26,21 @@ _LONG = 8192
 
 
 def duplicates(table: SampleTable) -> Iterator[Finding]:
-    """Find units whose ids are those of an earlier one."""
+    """Find units whose ids are those of an earlier one, which repeat or contradict it."""
     earliest = _earliest(table.digests)
+    same = _earliest(table.digests, table.marks)
     for unit in np.flatnonzero(earliest != np.arange(len(earliest))):
-        where, first = (table.where(int(table.firsts[at])) for at in (unit, earliest[unit]))
+        repeats = same[unit] != unit
+        before = same[unit] if repeats else earliest[unit]
+        where, first = (table.where(int(table.firsts[at])) for at in (unit, before))
         # The pieces of one long row may well be the same.
         if where.place != first.place:
-            yield found("duplicate_row", where, "", f"its tokens are those of {first.place}")
+            what = f"its tokens are those of {first.place}"
+            yield (
+                found("duplicate_row", where, "", what)
+                if repeats
+                else found("conflicting_labels", where, "", f"{what}, which has another label or margin")
+            )
 
 
 def overlap(train: SampleTable, held_out: SampleTable) -> Iterator[Finding]:
@@ -44,11 +52,14 @@ def overlap(train: SampleTable, held_out: SampleTable) -> Iterator[Finding]:
         yield found("train_eval_overlap", where, "", f"its tokens are those of {trained_row.place}, which is trained on")
 
 
-def _earliest(digests: "NDArray[Any]") -> "NDArray[np.int64]":
-    """Return int64[U]: for each digest the first place where it occurs."""
-    order = np.lexsort((digests["low"], digests["high"]))  # stable, so the earliest of a group comes first
-    ordered = digests[order]
-    follows = np.concatenate((np.zeros(min(1, len(order)), dtype=np.bool_), ordered[1:] == ordered[:-1]))
+def _earliest(digests: "NDArray[Any]", marks: "NDArray[np.int64] | None" = None) -> "NDArray[np.int64]":
+    """Return int64[U]: for each digest, or digest with its mark, the first place where it occurs."""
+    if marks is None:
+        marks = np.zeros(len(digests), dtype=np.int64)
+    order = np.lexsort((marks, digests["low"], digests["high"]))  # stable, so the earliest of a group comes first
+    ordered, marked = digests[order], marks[order]
+    equal = (ordered[1:] == ordered[:-1]) & (marked[1:] == marked[:-1])
+    follows = np.concatenate((np.zeros(min(1, len(order)), dtype=np.bool_), equal))
     heads = np.maximum.accumulate(np.where(follows, 0, np.arange(len(order))))
     earliest = np.empty_like(order)
     earliest[order] = order[heads]

@@ -14,13 +14,13 @@ from forge_data.findings._rules import Where, found
 from forge_data.formats._documents import is_empty
 from forge_data.formats._format import FieldOf, Fields
 from forge_data.formats._registry import convert, detect, format_named
-from forge_data.formats._samples import Encoded, Sample
+from forge_data.formats._samples import Document, Encoded, Sample
 from forge_data.formats._system_prompt import field_of_sample
 from forge_data.formats._weights import Margins
 from forge_data.linting._kind import kind_of, two_kinds
 from forge_data.linting._lost import REASONS, lost_to_length, reason_of, refused
 from forge_data.linting._readings import Reading, Readings
-from forge_data.linting._sample_table import SampleTable, TableBuilder
+from forge_data.linting._sample_table import SampleTable, TableBuilder, mark_of
 from forge_data.reading._record import Record
 from forge_data.reading._row_changes import RowChanges, SourceChanges
 from forge_data.reading._sources import Source
@@ -173,11 +173,12 @@ class DataLint:
             made = encoded if isinstance(encoded, Encoded) else None
             findings += lint.check(row.where, row.fields, row.sample, made, row.field_of)
             if made is not None:
-                findings += self._fit(row.where, made, reading.options)
+                findings += self._fit(row, made, reading.options)
         # Findings of rows that were not tokenised come first; a reader wants the order of the rows.
         self.findings.add(sorted(findings, key=lambda finding: finding.row or 0))
 
-    def _fit(self, where: Where, encoded: Encoded, options: Options) -> list[Finding]:
+    def _fit(self, row: _Row, encoded: Encoded, options: Options) -> list[Finding]:
+        where = row.where
         tokens = sum(map(len, encoded.examples))
         self._tokens_read += tokens
         try:
@@ -192,5 +193,15 @@ class DataLint:
         self._tokens_lost.update(fitted.lost)
         if any(reason in REASONS for reason in fitted.lost):
             self._longest = max(self._longest, (tokens, where), key=lambda each: each[0])
-        self._table.add(where, fitted.kept, pair=encoded.pair)
+        self._table.add(where, fitted.kept, pair=encoded.pair, mark=_mark(row, encoded))
         return []
+
+
+def _mark(row: _Row, encoded: Encoded) -> int:
+    """Return the mark of a row: of an answer whether it is wanted, of a pair its margin, of a classifier's text its label."""
+    if encoded.desirable is not None or encoded.margin is not None:
+        return mark_of(encoded.margin if encoded.desirable is None else encoded.desirable)
+    if not isinstance(row.sample, Document):
+        return 0
+    labels = row.fields.get("labels", row.fields.get("label"))
+    return mark_of(sorted(map(str, labels)) if isinstance(labels, list) else labels if labels is None else str(labels))

@@ -1,5 +1,6 @@
 """Samples → a table small enough for millions: lengths, loss counts, hashes and places."""
 
+import hashlib
 from array import array
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from forge_data._example import TokenizedExample
 from forge_data.findings._rules import Where
 from forge_data.reading._record import place_of
 from forge_data.store._duplicates import as_digests, digest
+from forge_data.store._manifest import PREFERENCE, UNPAIRED
 from forge_data.store._media import known_of
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from forge_data.store._token_store import TokenStore
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, kw_only=True)
 class SampleTable:
     """N samples that make up U units: a unit is one sample, or both sides of a preference."""
 
@@ -31,6 +33,8 @@ class SampleTable:
     """int64[N], labels that count in the loss."""
     digests: "NDArray[Any]"
     """(uint64, uint64)[U], a hash of the ids and images."""
+    marks: "NDArray[np.int64]"
+    """int64[U], what a unit is marked with beside its tokens, its label or margin: equal for equal ones, 0 for none."""
     firsts: "NDArray[np.int64]"
     """int64[U], the first sample of each unit."""
     where: Callable[[int], Where]
@@ -44,8 +48,31 @@ class SampleTable:
         if store.has_media:
             lengths = lengths - np.array([_media_tokens(store[index]) for index in range(len(store))], dtype=np.int64)
         return cls(
-            store.lengths, lengths, store.loss_counts, digests, members[:, 0], lambda index: Where.of(store.source(index))
+            lengths=store.lengths,
+            text_lengths=lengths,
+            loss_counts=store.loss_counts,
+            digests=digests,
+            marks=_marks(store, len(members)),
+            firsts=members[:, 0],
+            where=lambda index: Where.of(store.source(index)),
         )
+
+
+def _marks(store: "TokenStore", units: int) -> "NDArray[np.int64]":
+    """Return int64[U]: whether each answer is wanted, or the margin of each pair; 0 where there is neither."""
+    if store.kind == UNPAIRED:
+        return store.desirable.astype(np.int64)
+    if store.kind == PREFERENCE and (margins := store.margins) is not None:
+        return np.array([mark_of(float(margin)) for margin in margins], dtype=np.int64)
+    return np.zeros(units, dtype=np.int64)
+
+
+def mark_of(given: object) -> int:
+    """Return the mark of what stands beside a row's tokens: equal for equal things, and 0 or 1 for a bool."""
+    if given is None or isinstance(given, bool):
+        return int(bool(given))
+    given = np.float32(given).tobytes() if isinstance(given, float) else repr(given).encode()
+    return int.from_bytes(hashlib.blake2b(given, digest_size=8).digest(), "little", signed=True)
 
 
 class TableBuilder:
@@ -53,16 +80,17 @@ class TableBuilder:
 
     def __init__(self) -> None:
         self._lengths, self._text_lengths = array("q"), array("q")
-        self._loss_counts, self._firsts = array("q"), array("q")
+        self._loss_counts, self._firsts, self._marks = array("q"), array("q"), array("q")
         self._rows, self._files = array("q"), array("i")
         self._digests = bytearray()
         self._names: dict[tuple[str, bool], int] = {}
 
-    def add(self, where: Where, samples: Sequence[TokenizedExample], *, pair: bool) -> None:
-        """Add the samples of one row; those of a `pair` are one unit."""
+    def add(self, where: Where, samples: Sequence[TokenizedExample], *, pair: bool, mark: int = 0) -> None:
+        """Add the samples of one row, which has one `mark`; those of a `pair` are one unit."""
         units = [samples] if pair and samples else [(sample,) for sample in samples]
         for unit in units:
             self._firsts.append(len(self._lengths))
+            self._marks.append(mark)
             media = b"".join(known_of(sample.media) for sample in unit)
             self._digests += digest([sample.input_ids for sample in unit], media)
             for sample in unit:
@@ -81,10 +109,17 @@ class TableBuilder:
             file, indexed = names[files[sample]]
             return Where(file, rows[sample], place_of(file, rows[sample], indexed=indexed))
 
-        lengths, text_lengths, loss_counts, firsts = (
-            np.array(values, dtype=np.int64) for values in (self._lengths, self._text_lengths, self._loss_counts, self._firsts)
+        collected = (self._lengths, self._text_lengths, self._loss_counts, self._firsts, self._marks)
+        lengths, text_lengths, loss_counts, firsts, marks = (np.array(values, dtype=np.int64) for values in collected)
+        return SampleTable(
+            lengths=lengths,
+            text_lengths=text_lengths,
+            loss_counts=loss_counts,
+            digests=as_digests(self._digests),
+            marks=marks,
+            firsts=firsts,
+            where=where,
         )
-        return SampleTable(lengths, text_lengths, loss_counts, as_digests(self._digests), firsts, where)
 
 
 def _media_tokens(sample: TokenizedExample) -> int:

@@ -39,6 +39,7 @@ def check_words(app: cyclopts.App, words: Sequence[str]) -> None:
         return
     if not words[0].startswith("-") and words[0] not in set(app):
         raise SettingsError(_unknown_command(words[0], [name for name in app if not name.startswith("-")]))
+    _check_subcommand(app, words)
     _, apps, _ = app.parse_commands(list(words))
     flags: dict[str, str] = getattr(apps[-1].default_command, "flags", {})
     if not flags:
@@ -117,15 +118,50 @@ _MEANT = {
     "evaluate": "eval",
     "watch": "report",
     "ls": "recipes ls",
+    "list": "recipes ls",
+    "recipe": "recipes",
+    "upload": "push",
+    "publish": "push",
+    "plot": "report",
+    "check": "config validate",
+    "k8s": "kubeflow",
+    "kubernetes": "kubeflow",
+    "sbatch": "slurm render",
     "version": "--version",
     "help": "--help",
 }
 """Command that somebody may try → command that does it."""
 
 
-def _unknown_command(word: str, commands: Sequence[str]) -> str:
+_MEANT_OF = {
+    "recipes": {
+        "ls": "list all names dir",
+        "show": "info cat view print describe get inspect",
+        "cp": "copy save init new create edit download export",
+        "run": "start train launch exec",
+    },
+    "config": {"validate": "check lint verify test show info", "convert": "import translate migrate", "schema": "json-schema"},
+    "slurm": {"render": "generate create write make submit sbatch show script"},
+    "kubeflow": {"render": "generate create write make submit apply show trainjob", "runtimes": "list ls runtime"},
+}
+"""Command with commands of its own → each of them, with other words for it."""
+
+
+def _check_subcommand(app: cyclopts.App, words: Sequence[str]) -> None:
+    """Raise SettingsError for a word that is none of a command's own commands."""
+    if len(words) < 2 or words[0] not in _MEANT_OF or words[1].startswith("-"):
+        return
+    group, word = words[:2]
+    commands = [name for name in app[group] if not name.startswith("-")]
+    if word not in commands:
+        meant = {other: name for name, others in _MEANT_OF[group].items() for other in others.split()}
+        raise SettingsError(_unknown_command(word, commands, group, meant))
+
+
+def _unknown_command(word: str, commands: Sequence[str], group: str = "", meant: Mapping[str, str] | None = None) -> str:
     """Say what an unknown command is here, or the nearest one, and name all of them."""
     near = difflib.get_close_matches(word, commands, n=1, cutoff=_NEAR)
-    here = {**COMMANDS, **_MEANT}.get(word)
-    told = f" Here it is `forge {here}`." if here else f" Did you mean {near[0]!r}?" if near else ""
-    return f"unknown command {word!r}.{told} Commands: {', '.join(commands)}."
+    here = ({**COMMANDS, **_MEANT} if meant is None else meant).get(word)
+    before = f"{group} " if group else ""
+    told = f" Here it is `forge {before}{here}`." if here else f" Did you mean {near[0]!r}?" if near else ""
+    return f"unknown command {before + word!r}.{told} Commands: {', '.join(commands)}."

@@ -80,6 +80,7 @@ def attach_stored(model: nn.Module, settings: AdapterSettings, context: Context)
             f"adapter_path {stored.folder}: has no rows for new tokens: add them in the run that begins the adapter, whose "
             "base_model has them"
         )
+    _check_kind(stored, model)
     settings = _with_shape(settings, stored)
     config, shapes = _config(stored, settings, task_type_of(model)), _shapes(stored)
     if isinstance(config, _prompt_classes()):
@@ -252,8 +253,7 @@ def _compare(model: "PeftModel", stored: StoredAdapter, shapes: Mapping[str, tup
         given = {name: shape for name, shape in given.items() if name in expected or _numberless(name) not in kinds}
     kind = type(model.get_base_model()).__name__
     where = f"adapter_path {stored.folder}: is not an adapter of this {kind}"
-    remedy = _of_another_kind(stored, str(model.peft_config["default"].task_type))
-    remedy = remedy or f"Give the model that it was trained beside{f' ({stored.base})' if stored.base else ''} as model_path"
+    remedy = f"Give the model that it was trained beside{f' ({stored.base})' if stored.base else ''} as model_path"
     if unexpected := [name for name in given if name not in expected]:
         raise AdapterError(f"{where}: it holds {unexpected[0]}{_more(unexpected)}, for which the model has no place. {remedy}")
     if missing := [name for name in expected if name not in given]:
@@ -295,15 +295,18 @@ _KINDS = {
 """PEFT's kind of model → what it is."""
 
 
-def _of_another_kind(stored: StoredAdapter, kind: str) -> str | None:
-    """Say what to do with an adapter of another kind of model; None where it names no other."""
-    its = stored.config.get("task_type")
-    if its not in _KINDS or its == kind:
-        return None
+def _check_kind(stored: StoredAdapter, model: nn.Module) -> None:
+    """Raise AdapterError for an adapter of another kind of model, which may have the same tensors."""
+    its, kind = stored.config.get("task_type"), task_type_of(model)
+    if not its or kind not in _KINDS or its == kind:
+        return
     remedy = "give an adapter of such a model, or leave adapter_path out"
     if its == "CAUSAL_LM":
         remedy = "merge it first (`forge export --merge`, or PEFT's merge_and_unload), and give what that writes as model_path"
-    return f"It is that of {_KINDS[its]}, and this run trains {_KINDS[kind]}: {remedy}"
+    raise AdapterError(
+        f"adapter_path {stored.folder}: is not an adapter of this {type(model).__name__}: its {CONFIG} has task_type={its}. It "
+        f"is that of {_KINDS.get(its, f'a model for {its}')}, and this run trains {_KINDS[kind]}: {remedy}"
+    )
 
 
 def _as_now(model: "PeftModel", shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
