@@ -90,7 +90,9 @@ def test_scores_are_those_of_the_file(
         _evaluate._score(run, name, str(model), rounding_of(path), ["fruits"], None, {})
         assert '"rounded_to": "q4_0"' in (run / "evals" / f"{name}.json").read_text()
     wanted = rounded(path)
-    assert all(torch.equal(found.state_dict()[name], weight.to(found.dtype)) for found in scored for name, weight in wanted.items())
+    assert all(
+        torch.equal(found.state_dict()[name], weight.to(found.dtype)) for found in scored for name, weight in wanted.items()
+    )
     assert len(scored) == capsys.readouterr().err.count("; weights rounded to q4_0, as `forge export") == 2
 
 

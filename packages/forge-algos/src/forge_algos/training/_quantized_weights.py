@@ -157,8 +157,11 @@ class QuantizedWeights:
         """Put the rounded weights in place inside the block.
 
         Afterwards the unrounded ones are back to the bit. Meanwhile a copy of what this process holds of them lies beside.
-        Where an adapter is switched off meanwhile, its base computes unrounded.
+        Where an adapter is switched off meanwhile, its base computes unrounded. Inside another such block this changes nothing.
         """
+        if self._kept:
+            yield
+            return
         free_gathered(self._model)
         self._kept = [local(weight.parameter).clone() for weight, _ in self._weights]
         inner = unwrap(self._model)
