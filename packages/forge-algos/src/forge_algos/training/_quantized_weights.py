@@ -129,10 +129,11 @@ class QuantizedWeights:
     """
 
     def __init__(self, model: nn.Module, kinds: Mapping[str, str]) -> None:
-        """Take a model as the optimizer has it, wrapped and divided or not; with LoRA beside its weights, or DoRA, or none.
+        """Take a model as the optimizer has it, wrapped and divided or not.
 
         Args:
-            model: its weights may be divided by rows (FSDP2), or by columns of whole blocks.
+            model: without an adapter, or with LoRA, rsLoRA or DoRA; its weights may be divided by rows (FSDP2), or by columns of
+                whole blocks.
             kinds: name of each weight that is rounded, as it is once an adapter is merged → its type, as of `fake_quantize`;
                 trained or frozen.
 

@@ -77,7 +77,7 @@ def check_qat(s: Any) -> None:
 
 
 def _check_qat_adapter(kind: str, adapter: forge_algos.AdapterSettings) -> None:
-    """Raise SettingsError for an adapter whose steps cannot compute with the weight that its merge writes."""
+    """Raise SettingsError for an adapter whose steps cannot compute with the merged weight."""
     chosen = f"qat={kind} with adapter={adapter.adapter}"
     if adapter.reads("quant_type"):
         raise SettingsError(
