@@ -4,10 +4,12 @@ A small llama of bytes learns Python's manual in float32. From there it learns t
 same rows, without `qat` and with it, and is measured on source that it has not seen: with its own weights, and with those that
 a GGUF file has in their place. `lost` is what rounding costs over the unrounded model of the plain run, in nats a token;
 `ratio` is what the plain run loses in a q4_0 file over what the run with `qat` loses. tests/whole/test_qat.py proves that the
-numbers measured are those of the file. With `--model DIRECTORY` that model learns the second text, by its own tokens.
+numbers measured are those of the file. With `--model DIRECTORY` that model learns the second text, by its own tokens; with
+`--adapter lora` both runs train an adapter, which a file has merged.
 
     python benchmarks/qat.py
     python benchmarks/qat.py --model SmolLM2-135M-Instruct --steps 16 --length 32 --rate 5e-5 --kinds q4_0
+    python benchmarks/qat.py --adapter lora --rate 2e-3
 """
 
 import argparse
@@ -24,11 +26,15 @@ TARGET = 1.0
 KINDS = ("q4_0", "q8_0")
 
 
-def learn(model: Any, data: list[Any], rate: float, kind: str | None) -> Any:
-    """Train a model; return what rounds its weights, None without a kind."""
+def learn(model: Any, data: list[Any], rate: float, kind: str | None, adapter: str = "none") -> Any:
+    """Train a model, its weights rounded to a kind or as they are; return it with its adapter."""
+    import torch
+
     import forge_algos
     import forge_dist
 
+    torch.manual_seed(0)
+    model = forge_algos.adapt(model, forge_algos.AdapterSettings(adapter=adapter)).model
     settings = forge_algos.OptimizerSettings(learning_rate=rate)
     optimizer = forge_algos.make_optimizer(model, settings)
     quantized = None if kind is None else forge_algos.QuantizedWeights(model, forge_dist.rounded_weights(model, kind))
@@ -36,7 +42,7 @@ def learn(model: Any, data: list[Any], rate: float, kind: str | None) -> Any:
     given: dict[str, Any] = {"objective": forge_algos.SFT(), "optimizer": optimizer, "scheduler": schedule}
     for _ in forge_algos.train(model, data, **given, quantized=quantized):
         pass
-    return quantized
+    return model
 
 
 def measured(model: Any, data: list[Any], kind: str | None) -> float:
@@ -69,6 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--toy", action="store_true", help="a size that runs in seconds and proves nothing")
     parser.add_argument("--rate", type=float, default=3e-4, help="highest learning rate of the second text")
+    parser.add_argument("--adapter", choices=("none", "lora", "rslora", "dora"), default="none", help="what is trained of it")
     parser.add_argument("--model", help="directory of a model, in the place of a small one of bytes")
     parser.add_argument("--steps", type=int, help="steps on each text")
     parser.add_argument("--length", type=int, default=64, help="tokens of a document, of which a step has eight")
@@ -79,13 +86,11 @@ def main() -> None:
     start, text = start_of(options, length, steps)
     cut = len(text) * 9 // 10
     data, unseen = rows(text[:cut], 2, steps, length), rows(text[cut:], 3, max(2, steps // 10), length)
-    before, plain = measured(start, unseen, None), copy.deepcopy(start)
-    learn(plain, data, options.rate, None)
+    before, plain = measured(start, unseen, None), learn(copy.deepcopy(start), data, options.rate, None, options.adapter)
     exact, found = measured(plain, unseen, None), {}
     note(f"before {before:.4f}, after {exact:.4f} nats a token")
     for kind in options.kinds:
-        trained = copy.deepcopy(start)
-        learn(trained, data, options.rate, kind)
+        trained = learn(copy.deepcopy(start), data, options.rate, kind, options.adapter)
         losses = {"rounded afterwards": measured(plain, unseen, kind), "qat": measured(trained, unseen, kind)}
         found[kind] = {name: {"loss": round(loss, 5), "lost": round(loss - exact, 5)} for name, loss in losses.items()}
         found[kind]["qat unrounded"] = {"loss": round(measured(trained, unseen, None), 5)}
@@ -96,6 +101,7 @@ def main() -> None:
     claim = f"what rounding to {first} costs on held-out text without quantization-aware training, over what it costs with it"
     weights = sum(p.numel() for p in start.parameters())
     sizes = {
+        "adapter": options.adapter,
         "model": Path(options.model).name if options.model else "bytes",
         "steps": steps,
         "tokens": DOCUMENTS * length,

@@ -137,7 +137,11 @@ def test_one_source_of_held_out_rows():
         (DataSettings, {"a": {"preprocess": "rows"}}, "of the entry a preprocess must name a function"),
         (DataSettings, {"a": {"system_prompt": "file:no/such"}}, "system_prompt of the entry a names the file 'no/such'"),
         (PreferenceDataSettings, {"a": {"train_on": "all"}}, "of the entry a train_on='all' learns the prompt too"),
-        (PromptDataSettings, {"a": {"train_on": "last"}}, 'a has {"train_on": "last"} of its own, and rows of this use have no'),
+        (
+            PromptDataSettings,
+            {"a": {"train_on": "last"}},
+            'a has {"train_on": "last"} of its own, and rows of this use have no',
+        ),
         (PromptDataSettings, {"a": {"data_format": "alpaca"}}, 'data_path: a has {"data_format": "alpaca"} of its own'),
         (PretrainDataSettings, {"a": {"data_format": "text"}}, "rows of this use have no data_format"),
         (

@@ -15,15 +15,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 import forge
 import forge_algos
+import forge_dist
 from forge.cli._app import main
 from forge.run import _memory
 from forge.talking._model import AnsweringModel, Sampling
 from forge_accel.fused import _choices
+from forge_algos.online import GenerateSampler, Rollout
 
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from .starts import RUN, final_state, metrics, sft
-from .verbs import settings_of
+from .verbs import run_verb, settings_of
 
 pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
@@ -301,6 +303,53 @@ def test_other_verbs(verb: str, more: dict[str, Any], model_dir: Path, tmp_path:
     forge.export(runs[1].output_dir, format="gguf", merge=bool(more))
 
 
+SAMPLING = [
+    *((verb, more) for verb in ("grpo", "rloo", "ppo") for more in ({}, LORA)),
+    *(("sdft", more | {"teacher": teacher}) for teacher in ("initial", "current") for more in ({}, LORA)),
+    *(("distill", more | {"on_policy": 1.0, "max_new_tokens": 6}) for more in ({}, LORA)),
+]
+
+
+@torch.no_grad()
+def completion_logps(model: Any, prompt: Any, completion: Any) -> torch.Tensor:
+    """The log-probability of each token of a completion, alone: a naive reference."""
+    ids = torch.tensor([*prompt, *completion])
+    scores = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    return scores.gather(1, ids[len(prompt) :, None])[:, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("verb", "more"), ci_keeps([("grpo", LORA)], SAMPLING), ids=str)
+def test_a_policy_samples_as_it_computes(
+    verb: str, more: dict[str, Any], model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the rounded weights, at each of two steps; what it is held against is the unrounded model."""
+    sampled, plain = list[Any](), GenerateSampler.sample
+
+    def watched(self: Any, *args: Any, **how: Any) -> Any:
+        embedding = self._model.get_input_embeddings().weight.detach().clone()
+        sampled.append((embedding, forge_algos.fake_quantize(embedding, "q8_0")))
+        return plain(self, *args, **how)
+
+    monkeypatch.setattr(GenerateSampler, "sample", watched)
+    given = settings_of(verb, model_dir, tmp_path) | more | {"max_steps": 2, "qat": "q4_0"}
+    run_verb(verb, given | {"ckpt_output_dir": str(tmp_path / "run")}, str(tmp_path))
+    assert len(sampled) > 1
+    assert all(torch.equal(*both) for both in sampled)
+    forge.export(tmp_path / "run", format="gguf", merge="adapter" in more)
+    if verb not in ("grpo", "rloo", "ppo"):
+        return
+    rollout = Rollout.read(tmp_path / "run" / "rollouts" / "step_1.jsonl")
+    model, first = (AutoModelForCausalLM.from_pretrained(model_dir) for _ in range(2))
+    forge_algos.QuantizedWeights(model, forge_dist.rounded_weights(model, "q4_0")).round()
+    given = [(rollout.prompt_ids[group], ids) for group, ids in zip(rollout.groups, rollout.completion_ids, strict=True)]
+    found = [torch.cat([completion_logps(each, *both) for both in given]) for each in (model, first)]
+    np.testing.assert_allclose(rollout.old_logps, found[0], atol=1e-5)
+    assert (found[0] - found[1]).abs().max() > 1e-3
+    if rollout.ref_logps is not None:
+        np.testing.assert_allclose(rollout.ref_logps, found[1], atol=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
@@ -326,6 +375,9 @@ def test_its_memory_is_planned(
     assert two["step"]["parts"]["unrounded"] == pytest.approx(phases["step"]["parts"]["unrounded"] / 2, rel=0.02)
 
 
+SERVED = {"reward": "builtins:len", "sampler": "vllm", "sampler_url": "http://localhost:1"}
+
+
 @pytest.mark.parametrize(
     ("verb", "change", "message"),
     [
@@ -340,12 +392,11 @@ def test_its_memory_is_planned(
         ("sft", {"strategy": "zero3"}, "qat=q4_0 with strategy=zero3"),
         ("sft", {"backend": "trl", "eval_data_path": None}, "qat=q4_0 has no effect with backend=trl: TRL computes with"),
         ("dpo", {"reference": "moving"}, "qat=q4_0 with reference=moving: the reference begins as the model"),
-        ("distill", {"teacher_path": "t", "on_policy": 0.5}, "qat=q4_0 with on_policy=0.5, whose completions"),
+        ("grpo", SERVED, "qat=q4_0 with sampler=vllm, whose server is given the unrounded"),
+        ("sdft", {}, "qat=q4_0 with teacher=ema: the teacher begins as the model.*Set teacher=initial"),
         ("reward", {}, "such a file holds a causal language model: forge reward trains another"),
         ("classify", {}, "such a file holds a causal language model: forge classify trains another"),
         ("embed", {}, "such a file holds a causal language model: forge embed trains another"),
-        ("grpo", {"reward": "builtins:len"}, "qat=q4_0 with forge grpo, whose completions are sampled with the unrounded"),
-        ("sdft", {}, "qat=q4_0 with forge sdft, whose completions are sampled with the unrounded"),
         ("sft", {"qat": "q4_k_m"}, "qat must be one of 'q8_0', 'q5_1', 'q5_0', 'q4_1', 'q4_0'"),
         ("sft", {"qat": "mxfp4"}, "qat must be one of"),
         ("sft", {"qat": True}, "qat must be one of"),

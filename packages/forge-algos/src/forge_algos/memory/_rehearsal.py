@@ -248,6 +248,7 @@ class Rehearsal:
         caches: Callable[[], Iterable[Any]],
         *,
         others: Iterable[nn.Module] = (),
+        quantized: QuantizedWeights | None = None,
     ) -> Peak:
         """Sample completions, while the gradients of the step before are still there.
 
@@ -256,13 +257,15 @@ class Rehearsal:
             optimizer: over its parameters.
             caches: `GenerateSampler.first_and_last` of the model, with its arguments.
             others: further models that stay on the device.
+            quantized: as of `train`, of the model as `placed` returned it.
 
         Raises:
             RehearsalError: it needs values.
         """
 
         def work(tracker: Tracker, parallel: Alone, _: Callable[[], AbstractContextManager[Any]]) -> int:
-            with _beside_gradients(tracker, model) as began, parallel.micro_batch(last=True):
+            rounded = nullcontext() if quantized is None else _Rounding(tracker, quantized).in_place()
+            with _beside_gradients(tracker, model) as began, rounded, parallel.micro_batch(last=True):
                 for cache in caches():
                     _mark_cache(tracker, cache)
                     del cache  # no longer than the sampler holds it

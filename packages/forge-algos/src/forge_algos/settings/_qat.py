@@ -22,4 +22,5 @@ class QATSettings:
     qat: QATType | None = attrs.field(default=None, validator=_type_or_none)
     """Quantization-aware training for GGUF files of this type: the weights that such a file rounds are rounded so wherever the
     model computes, and their gradient moves the unrounded ones (straight-through, arXiv 1308.3432). Held-out figures are those
-    of the rounded weights, which `forge export --format gguf` then writes."""
+    of the rounded weights, which `forge export --format gguf` then writes; of lora, rslora and dora that
+    is the merged model."""

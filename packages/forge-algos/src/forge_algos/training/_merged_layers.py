@@ -1,4 +1,4 @@
-"""PEFT's LoRA layers that compute with the weight that a merge writes, rounded; straight-through to A and B.
+"""PEFT's LoRA layers that compute with the merged weight, rounded.
 
 The rounded weight W lies in the place of the base's. A layer returns x·W: what A and B add is in it. Their gradients are those
 of the unrounded sum of base and product at x·W (arXiv 1308.3432): the product is added to a constant, less itself.
@@ -23,7 +23,7 @@ class Rounded(NamedTuple):
 
 
 def rounded_parameters(model: nn.Module, name: str) -> list[Rounded]:
-    """Return the parameters of which a weight consists, by its name in the merged model; [] of no such weight.
+    """Return the parameters that make up a weight of the merged model; [] of no such weight.
 
     A copy that trains in the place of a module, rows of tokens beside the whole, or a layer with LoRA.
 
@@ -84,7 +84,7 @@ class MergedLayer:
         self._lengths: torch.Tensor | None = None
 
     def merged(self, base: torch.Tensor) -> torch.Tensor:
-        """Return the weight that PEFT's merge writes, of the rows of the base that this process holds.
+        """Return the weight that PEFT's merge writes: the rows that this process holds.
 
         Collective where ranks divide A and B: every rank needs all of them.
 
@@ -105,7 +105,7 @@ class MergedLayer:
         return (magnitude.weight.detach() / self._lengths).view(-1, 1) * (base.float() + added)
 
     def forward(self, base: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Compute with the weight that lies in the base's place; `base` is the base's own, unrounded."""
+        """Compute with the weight in the base's place; `base` is the base's own, unrounded."""
         result = self.layer.base_layer(x, *args, **kwargs)
         if not torch.is_grad_enabled() or self.layer.disable_adapters:
             return result

@@ -129,10 +129,10 @@ class QuantizedWeights:
     """
 
     def __init__(self, model: nn.Module, kinds: Mapping[str, tuple[str, int]]) -> None:
-        """Take a model as the optimizer has it, wrapped and divided or not; with LoRA beside its weights, or DoRA, or none.
+        """Take a model as the optimizer has it, wrapped and divided or not.
 
         Args:
-            model: its weights may be divided, but not inside of a block.
+            model: without an adapter, or with LoRA, rsLoRA or DoRA; its weights may be divided, but not inside of a block.
             kinds: name of each weight that is rounded, as it is once an adapter is merged → its type, as of `fake_quantize`,
                 and the dimension along which its blocks lie, from the end: -1, or -2 of a matrix that is stored transposed. It
                 may be trained or frozen.
@@ -158,8 +158,11 @@ class QuantizedWeights:
         """Put the rounded weights in place inside the block.
 
         Afterwards the unrounded ones are back to the bit. Meanwhile a copy of what this process holds of them lies beside.
-        Where an adapter is switched off meanwhile, its base computes unrounded.
+        Where an adapter is switched off meanwhile, its base computes unrounded. Inside another such block this changes nothing.
         """
+        if self._kept:
+            yield
+            return
         free_gathered(self._model)
         self._kept = [local(weight.parameter).clone() for weight, *_ in self._weights]
         inner = unwrap(self._model)

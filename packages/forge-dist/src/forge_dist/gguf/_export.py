@@ -1,7 +1,7 @@
 """Export of a model and its tokenizer to one GGUF file, for llama.cpp and similar programs."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -85,7 +85,9 @@ def refuse_gguf(
     _refuse_blocks(model, gguf_tensors(model, arch, file), dtype, file)
 
 
-def rounded_weights(model: "PreTrainedModel | PeftModel", dtype: GGUFType) -> dict[str, tuple[GGUFType, int]]:
+def rounded_weights(
+    model: "PreTrainedModel | PeftModel", dtype: GGUFType, *, without: Sequence[str] = ()
+) -> dict[str, tuple[GGUFType, int]]:
     """Return the weights that a file of `dtype` rounds, with type and dimension of their blocks.
 
     By the model's own names, those of the merged model where it has an adapter; of a head that is tied to the embedding the
@@ -93,12 +95,18 @@ def rounded_weights(model: "PreTrainedModel | PeftModel", dtype: GGUFType) -> di
     dimension -1, or -2 where the file has a matrix transposed (the experts of gpt-oss). Ranks may divide the model; no number
     of it is read.
 
+    Args:
+        model: a causal language model, perhaps with an adapter.
+        dtype: type of the file's matrices.
+        without: names of modules that are no part of the file, as of `export_model`.
+
     Raises:
         ModelError: as `export_gguf`.
     """
     require_gguf()
     where, found, base = Path(f"{dtype}.gguf"), {}, base_of(model)
     state = {name: torch.empty(shape, device="meta") for name, shape in merged_shapes(model).items()}
+    state = {name: tensor for name, tensor in state.items() if name.partition(".")[0] not in without}
     for name, parts in names_in_file(state, base.config, gguf_architecture(base, where), where).items():
         kinds = set()
         for known, view in parts.items():

@@ -33,7 +33,7 @@ def base_of(model: "PreTrainedModel | PeftModel") -> "PreTrainedModel":
 
 
 def merged_shapes(model: "PreTrainedModel | PeftModel") -> dict[str, torch.Size]:
-    """Return the shape of each tensor that a model's state has once its adapter is merged into it, by its name there.
+    """Return the shapes of a model's state once its adapter is merged, by their names there.
 
     Modules that train whole beside the adapter, and rows of tokens, are in the place of what they replace.
     """

@@ -238,7 +238,10 @@ class Rehearsed(NamedTuple):
             lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value),
         )
         kind = s.qat.qat
-        quantized = None if kind is None else forge_algos.QuantizedWeights(placed, forge_dist.rounded_weights(placed, kind))
+        quantized = None
+        if kind is not None:
+            kinds = forge_dist.rounded_weights(placed, kind, without=planned.task.extra_modules)
+            quantized = forge_algos.QuantizedWeights(placed, kinds)
         made = rehearsal, model, optimizer, adaptation, quantized
         return cls(planned, _with_rows(planned), *made, [], weights, groups, number)
 
@@ -266,7 +269,9 @@ class Rehearsed(NamedTuple):
 
         def rehearse(source: RehearsedRollouts, *_: Any) -> tuple[Any, int]:
             return (
-                self.rehearsal.sampling(self.model, self.optimizer, source.caches, others=self.others),
+                self.rehearsal.sampling(
+                    self.model, self.optimizer, source.caches, others=self.others, quantized=self.quantized
+                ),
                 source.largest(),
             )
 

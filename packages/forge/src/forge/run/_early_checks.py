@@ -135,18 +135,13 @@ def _check_divided(task: Task, s: Any) -> None:
 
 
 def _check_qat(task: Task, s: Any) -> None:
-    """Refuse verbs whose models are no GGUF file's, or that sample what they learn from."""
+    """Refuse verbs whose models are no GGUF file's."""
     if (kind := s.qat.qat) is None:
         return
     if task.model_task(s) != "causal":
         raise SettingsError(
             f"qat={kind} trains for a GGUF file, and such a file holds a causal language model: forge {task.name} trains "
             "another. Leave `qat` out."
-        )
-    if task.items_are == "prompts":
-        raise SettingsError(
-            f"qat={kind} with forge {task.name}, whose completions are sampled with the unrounded weights: the model would not "
-            "learn from its own. Leave `qat` out."
         )
 
 

@@ -95,11 +95,11 @@ def check_qat_model(s: Any, model_path: str, tokenizer: Any) -> None:
         raise SettingsError(f"qat={kind} is for a GGUF file, which this model cannot be: {why}. Leave `qat` out.") from error
 
 
-def rounded_weights(s: Any, model: Any, report: Reporter) -> forge_algos.QuantizedWeights | None:
+def rounded_weights(task: Task, s: Any, model: Any, report: Reporter) -> forge_algos.QuantizedWeights | None:
     """Return what rounds a model's weights while it computes, and log it; None without `qat`."""
     if (kind := s.qat.qat) is None:
         return None
-    kinds = forge_dist.rounded_weights(model, kind)
+    kinds = forge_dist.rounded_weights(model, kind, without=task.extra_modules)
     numbers = ", ".join(f"{number} to {each}" for each, number in Counter(each for each, _ in kinds.values()).items())
     moved = "unrounded ones move, and are exported"
     if s.adapter.adapter != "none":

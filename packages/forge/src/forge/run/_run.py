@@ -168,7 +168,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
         model,
         lambda model: forge_algos.make_optimizer(model, s.optimizer, fused=machine.fused_optimizer.value, seed=s.plan.seed),
     )
-    quantized = rounded_weights(s, adaptation.model, report)
+    quantized = rounded_weights(task, s, adaptation.model, report)
     rounded = nullcontext if quantized is None else quantized.in_place
     steps_made.compiled = compile_blocks(s, machine, model, report)
     report_routers(report, s, model, plan, device)
@@ -210,6 +210,7 @@ def _run(  # noqa: C901, PLR0912, PLR0915 - one flat page, on purpose
             model, directory, tokenizer=tokenizer, dtype=export_dtype, strategy=strategy, **as_plain
         ),
         writes=adaptation.writes,
+        rounded=rounded,
         identity=found["identity"],
         optimizer=optimizer,
         adapter=adaptation.identity if s.adapter.adapter_path is not None else "",

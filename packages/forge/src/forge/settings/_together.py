@@ -55,10 +55,15 @@ def check_qat(s: Any) -> None:
             f"qat={kind} with reference=moving: the reference begins as the model, which computes with rounded weights, and "
             "the average that it becomes is not rounded. Leave `reference` out."
         )
-    if share := getattr(s.objective, "on_policy", 0):
+    if getattr(s.objective, "teacher", None) == "ema":
         raise SettingsError(
-            f"qat={kind} with on_policy={share:g}, whose completions are sampled with the unrounded weights: the model would "
-            "not learn from its own. Leave one out."
+            f"qat={kind} with teacher=ema: the teacher begins as the model, which computes with rounded weights, and the "
+            "average that it becomes is not rounded. Set teacher=initial, or teacher=current."
+        )
+    if (sampler := getattr(s.objective, "sampler", "transformers")) != "transformers":
+        raise SettingsError(
+            f"qat={kind} with sampler={sampler}, whose server is given the unrounded weights: the model would not learn from "
+            "completions of its own. Leave `sampler` out."
         )
     for name, value in (("tp_size", s.strategy.tp_size), ("ep_size", s.strategy.ep_size)):
         if value > 1:
@@ -72,7 +77,7 @@ def check_qat(s: Any) -> None:
 
 
 def _check_qat_adapter(kind: str, adapter: forge_algos.AdapterSettings) -> None:
-    """Raise SettingsError for an adapter whose steps cannot compute with the weight that its merge writes."""
+    """Raise SettingsError for an adapter whose steps cannot compute with the merged weight."""
     chosen = f"qat={kind} with adapter={adapter.adapter}"
     if adapter.reads("quant_type"):
         raise SettingsError(

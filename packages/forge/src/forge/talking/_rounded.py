@@ -38,7 +38,7 @@ def trained_for(directory: str | Path) -> str | None:
 
 
 def rounding_of(directory: str | Path) -> Rounding:
-    """Return how the weights of an export are read: rounded, or as they are where gguf is not installed."""
+    """Return what an export's weights are rounded to; without gguf they are read as they are."""
     if (kind := trained_for(directory)) is None:
         return Rounding(None, "")
     try:
@@ -49,7 +49,7 @@ def rounding_of(directory: str | Path) -> Rounding:
 
 
 def load_rounded(directory: str, rounding: Rounding, *, dtype: Any, device: Any, other_dtype: Any = None) -> Any:
-    """Load a model or an adapter for inference, with its weights rounded; an adapter is merged before.
+    """Load a model for inference, an adapter merged, with its weights rounded.
 
     Args:
         directory: as of `forge_dist.load_trained`.

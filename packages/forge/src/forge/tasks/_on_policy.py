@@ -54,16 +54,17 @@ class OnPolicySteps(OfflineSteps):
             return self._batches(step)
         forge_dist.doing("sampling completions")
         prompts = [items.prompt(i) for i in rows]
-        found = forge_algos.online.sample_self(
-            self._sampler,
-            prompts,
-            prompts,
-            settings=sampling_of(run.settings.objective),
-            seed=step_seed(run.settings.plan.seed, step, 0),
-            parallel=run.strategy,
-            rank=run.strategy.data_parallel_rank,
-            **items.media_of(rows),
-        )
+        with run.rounded():
+            found = forge_algos.online.sample_self(
+                self._sampler,
+                prompts,
+                prompts,
+                settings=sampling_of(run.settings.objective),
+                seed=step_seed(run.settings.plan.seed, step, 0),
+                parallel=run.strategy,
+                rank=run.strategy.data_parallel_rank,
+                **items.media_of(rows),
+            )
         run.ranks.first(lambda: self._write(step + 1, rows, found))
         lengths = [len(ids) for ids in found.completion_ids]
         completions, figures = items.read(rows, found.completion_ids, found.finished.tolist())

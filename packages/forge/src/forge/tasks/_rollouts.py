@@ -253,29 +253,30 @@ class RolloutSteps:
             self._server.load()
             self._loaded = True
         forge_dist.doing("sampling completions and rewarding them")
-        return forge_algos.online.make_rollout(
-            run.model,
-            self._sampler,
-            prompts.batch(rows),
-            settings=self._own,
-            rewards=self._rewards,
-            decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
-            decode_whole=tokenizer.decode,
-            max_tokens=row_tokens(run.settings),
-            max_keys=row_keys(run.settings),
-            seed=seed,
-            rows=rows,
-            device=run.device,
-            autocast=run.autocast,
-            parallel=run.strategy,
-            rank=run.strategy.data_parallel_rank,
-            reference=self._reference,
-            **self._share.of_rows,
-            source=prompts.source,
-            episodes=self._episodes,
-            **prompts.how,
-            **({} if self._server is None else self._server.media_of(prompts)),
-        )
+        with run.rounded():
+            return forge_algos.online.make_rollout(
+                run.model,
+                self._sampler,
+                prompts.batch(rows),
+                settings=self._own,
+                rewards=self._rewards,
+                decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
+                decode_whole=tokenizer.decode,
+                max_tokens=row_tokens(run.settings),
+                max_keys=row_keys(run.settings),
+                seed=seed,
+                rows=rows,
+                device=run.device,
+                autocast=run.autocast,
+                parallel=run.strategy,
+                rank=run.strategy.data_parallel_rank,
+                reference=self._reference,
+                **self._share.of_rows,
+                source=prompts.source,
+                episodes=self._episodes,
+                **prompts.how,
+                **({} if self._server is None else self._server.media_of(prompts)),
+            )
 
     def _batches(self, rollout: forge_algos.online.Rollout) -> list[list[Any]]:
         """Divide a rollout into this rank's micro-batches of each update."""

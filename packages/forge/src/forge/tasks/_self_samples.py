@@ -90,16 +90,17 @@ class SelfSampleSteps:
     def _sample(self, items: Any, rows: list[int], seed: int) -> forge_algos.online.SelfSamples:
         run = self._run
         forge_dist.doing("sampling completions")
-        return forge_algos.online.sample_self(
-            self._sampler,
-            [prompt.input_ids for prompt in items.batch(rows)],
-            items.teacher_ids(rows),
-            settings=self._own,
-            seed=seed,
-            parallel=run.strategy,
-            rank=run.strategy.data_parallel_rank,
-            **items.media_of(rows),
-        )
+        with run.rounded():
+            return forge_algos.online.sample_self(
+                self._sampler,
+                [prompt.input_ids for prompt in items.batch(rows)],
+                items.teacher_ids(rows),
+                settings=self._own,
+                seed=seed,
+                parallel=run.strategy,
+                rank=run.strategy.data_parallel_rank,
+                **items.media_of(rows),
+            )
 
     def _batches(self, items: Any, rows: list[int], samples: forge_algos.online.SelfSamples) -> list[Any]:
         run, how = self._run, items.both_media(rows)

@@ -6,7 +6,7 @@ import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -95,6 +95,8 @@ class Run:
     """Writes the model as it is now, as an export has it, to a directory that is not there yet; collective."""
     writes: str = "model"
     """What that directory holds: the "model", or an "adapter"."""
+    rounded: Callable[[], AbstractContextManager[None]] = attrs.field(default=nullcontext, kw_only=True)
+    """Puts the weights in place that the model computes with: rounded ones with `qat`."""
     others: weakref.WeakSet[Any] = attrs.field(factory=weakref.WeakSet)
     """Models beside the trained one that are loaded now: a reference, a teacher, a reward model."""
 
