@@ -17,6 +17,7 @@ from forge_data._shell_values import columns_of, paths_of
         (["https://host/a.jsonl?version=2"], "https://host/a.jsonl?version=2"),
         (["https://host/a.jsonl=2"], {"https://host/a.jsonl": 2.0}),
         (["=2"], "=2"),
+        (['a={"turns": "history"}', "a", "b=c"], [{"path": "a", "turns": "history"}, {"path": "a"}, {"path": "b=c"}]),
         (['a={"data_format": "alpaca"}', "b"], {"a": {"data_format": "alpaca"}, "b": {}}),
         (['a={"rename_columns": {"x=y": "text"}}'], {"a": {"rename_columns": {"x=y": "text"}}}),
         (['https://host/a?version=2={"weight": 1}'], {"https://host/a?version=2": {"weight": 1}}),
@@ -44,6 +45,7 @@ def test_what_exists_is_a_path(tmp_path, monkeypatch):
         (["a=0.5", "a=0.2"], "^a is named more than once"),
         (["a={}", "a"], "^a is named more than once"),
         (['a={"data_format": "alpaca"'], '^behind a stands \'{"data_format": "alpaca"\', which is no JSON'),
+        (['a={"turns": "auto"}', 'a={"turns": "auto"}'], "^a is named more than once"),
         (["a={data_format: alpaca}"], "^behind a stands '{data_format: alpaca}', which is no JSON"),
     ],
 )

@@ -12,6 +12,7 @@ import yaml
 import forge
 import forge_data
 from forge.cli._app import main
+from forge.clusters._words import as_words
 
 from .conftest import conversations, write_rows
 
@@ -64,6 +65,22 @@ def test_a_run_and_its_resume(
         assert main(["sft", str(recipe), "--data-path", *words, "--max-steps", "4", *KEEP]) == 2
         assert "the data" in capsys.readouterr().err
         words[at] = f"{path}={json.dumps(own[path])}"
+
+
+def test_a_file_twice(model_dir: Path, files: dict[str, str], tmp_path: Path) -> None:
+    """A list in a recipe, or a path twice in a shell, reads a file in two ways; config.yaml repeats the list."""
+    entries = [
+        {"path": files["texts"], "rename_columns": ASKED},
+        {"path": files["texts"], "rename_columns": ASKED, "data_format": "axolotl:alpaca", "train_on_turn_end": "none"},
+    ]
+    recipe, run = tmp_path / "recipe.yaml", tmp_path / "run"
+    recipe.write_text(yaml.safe_dump({"data_path": entries, "model_path": str(model_dir), "ckpt_output_dir": str(run), **FEW}))
+    assert main(["sft", str(recipe), "--max-steps", "1", *KEEP]) == 0
+    assert yaml.safe_load((run / "config.yaml").read_text())["data_path"] == entries
+    words = as_words({"data_path": entries})
+    assert main(["sft", str(recipe), *words, "--max-steps", "2", *KEEP]) == 0
+    store = forge_data.TokenStore.open(run / "data" / "train")
+    assert [store.source(at) for at in (0, 8)] == ["texts.jsonl#1:1", "texts.jsonl#2:1"]
 
 
 def test_what_is_refused(model_dir: Path, files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

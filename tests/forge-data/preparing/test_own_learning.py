@@ -178,3 +178,55 @@ def test_refused(folder, qwen3, tmp_path, own, error, message):
     with pytest.raises(error, match=message):
         prepare({of_file(folder, "a"): {}, of_file(folder, "b"): own}, qwen3, tmp_path / "store")
     assert not (tmp_path / "store").exists()
+
+
+def test_a_path_twice(folder, qwen3, tmp_path, capsys):
+    """A list names one file in two ways: the samples of each alone, in order, with names that tell them apart."""
+    path = of_file(folder, "a")
+    entries = [{"path": path, "train_on": "last"}, of_file(folder, "b"), {"path": path, "preprocess": f"{MODULE}:louder"}]
+    store = prepare(entries, qwen3, tmp_path / "store")
+    alone = [
+        prepare(path, qwen3, tmp_path / "1", train_on="last"),
+        prepare(of_file(folder, "b"), qwen3, tmp_path / "2"),
+        prepare(path, qwen3, tmp_path / "3", preprocess=f"{MODULE}:louder"),
+    ]
+    assert samples(store) == [sample for each in alone for sample in samples(each)]
+    assert store.source(0) == "a.jsonl#1:1"
+    assert store.source(len(store) - 1) == "a.jsonl#2:3"
+    assert store.settings["own"].keys() == {"a.jsonl#1", "a.jsonl#2"}
+    assert run(["show", str(tmp_path / "store"), "a.jsonl#2:3"]) == 0
+    assert "FIRST" in capsys.readouterr().out
+    # What is one row stays on one side, however it is read.
+    for part in store.split(0.4, seed=3):
+        rows = {part.source(at).replace("#2", "#1") for at in range(len(part))}
+        others = {store.source(at) for at in range(len(store))} - {part.source(at) for at in range(len(part))}
+        assert not rows & {each.replace("#2", "#1") for each in others}
+    assert not lint(entries, qwen3).stops
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([{"path": "a"}, {"path": "a", "weight": None}], "is named more than once in the data"),
+        ([{"path": "a", "train_on": "last"}, {"path": "a", "train_on": "last"}], "is named more than once in the data"),
+        (["a", {"path": "?", "train_on": "last"}], "is named more than once in the data"),
+        (["a", {"path": "a", "train_on": "last", "weight": 2}], "has the weight 2, and .*a.jsonl has none"),
+        (["a", {"train_on": "last"}], "`data_path` holds null; it must be a path"),
+        ([{"path": "a", "train_on": "last", "wieght": 2}], "has 'wieght', which is not known; did you mean 'weight'"),
+    ],
+)
+def test_lists_that_are_refused(folder, qwen3, tmp_path, entries, message):
+    """A file that is read twice alike, or by a pattern too; an entry without a path."""
+
+    def placed(each):
+        return {**each, "path": of_file(folder, each["path"])} if "path" in each else each
+
+    given = [of_file(folder, each) if isinstance(each, str) else placed(each) for each in entries]
+    with pytest.raises(DataError, match=message):
+        prepare(given, qwen3, tmp_path / "store")
+
+
+def test_rows_with_a_path_are_rows(qwen3, tmp_path):
+    """A list of mappings is one of data sets only where nothing else can be meant."""
+    rows = [{"path": "x.py", "weight": 1.0, "prompt": "a", "completion": "b"}]
+    assert len(prepare(rows, qwen3, tmp_path / "store")) == 1

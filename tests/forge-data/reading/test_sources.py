@@ -125,7 +125,7 @@ def test_a_file_twice(files):
         DataError, match="a.jsonl is named more than once in the data; to see its rows more often, give it a weight"
     ):
         resolve([path, path.parent / "*.jsonl"])
-    with pytest.raises(DataError, match="a.jsonl is named more than once in the data, and a file is read in one way"):
+    with pytest.raises(DataError, match="a.jsonl is named more than once in the data, to be read in two ways: give both"):
         resolve({str(path): {"data_format": "alpaca"}, str(path.parent / "*.jsonl"): {"data_format": "axolotl:alpaca"}})
 
 

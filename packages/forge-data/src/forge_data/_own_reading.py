@@ -1,7 +1,8 @@
-"""Values of `data_path`'s mapping → weight of each entry, and settings of its own."""
+"""Entries of `data_path` → path and weight of each, and settings of its own."""
 
 import math
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import attrs
@@ -12,6 +13,8 @@ from forge_data._values import describe, nearest, text_given
 
 O = TypeVar("O", bound=attrs.AttrsInstance)  # noqa: E741 - options of any use
 
+PATH = "path"
+"""Name of the path in an entry of a list."""
 _WEIGHT = "weight"
 
 
@@ -44,6 +47,10 @@ class OwnReading:
         early = {"data_format": self.data_format, "rename_columns": self.rename_columns}
         return early | {name: value for name, value in attrs.asdict(self).items() if value is not None}
 
+    def reads_as(self, other: "OwnReading") -> bool:
+        """Return whether rows are read alike with another's settings."""
+        return self == other
+
     def over(self, options: O, path: str) -> O:
         """Return the options of a use with these settings in their place.
 
@@ -75,12 +82,13 @@ _IN_OPTIONS = {"data_format": "format"}
 """Names of settings that are others in the options."""
 OWN = tuple(field.name for field in attrs.fields(OwnReading))
 """Settings that an entry may have of its own."""
+_KNOWN = {PATH, _WEIGHT, *OWN}
 NOTHING_OWN = OwnReading()
 _REFUSED = {
     "chat_template": "a model is asked in one chat template, so that it is one for all data sets",
     "turn_end": "a model ends its answers with one token, so that it is one for all data sets",
     "max_seq_len": "the memory of a step follows from the longest sample of all, so that it is one for all data sets",
-    "path": "here it is the key",
+    PATH: "here it is the key",
     "type": "here it is data_format",
     "roles_to_train": "here it is train_on",
     "train_on_eos": "here it is train_on_turn_end",
@@ -92,47 +100,87 @@ _REFUSED = {
 
 
 class Entry(NamedTuple):
-    """What a mapping of data sets says of one."""
+    """What is said of a data set."""
 
     weight: float | None
     """Share in what is trained on; None where none is given."""
     own: OwnReading
 
 
-def entries_of(data_sets: Mapping[Any, object]) -> dict[str, Entry]:
-    """Read what a mapping says of each data set: a weight, or one and settings of its own.
+def listed(data_sets: object) -> list[tuple[Any, Any]]:
+    """List the path of each data set, and the weight or mapping that is given with it.
+
+    >>> listed(["a.jsonl", {"path": "b.jsonl", "weight": 2}]), listed({"a.jsonl": 0.5})
+    ([('a.jsonl', {}), ('b.jsonl', {'weight': 2})], [('a.jsonl', 0.5)])
+    """
+    if isinstance(data_sets, Mapping):
+        return list(data_sets.items())
+    given = data_sets if isinstance(data_sets, (list, tuple)) else [data_sets]
+    return [
+        (each.get(PATH), {name: value for name, value in each.items() if name != PATH})
+        if isinstance(each, Mapping)
+        else (each, {})
+        for each in given
+    ]
+
+
+def names_data_sets(given: Sequence[object]) -> bool:
+    """Return whether a list that holds mappings is one of data sets, and not of rows.
+
+    Data sets have a `path`, and besides it only what an entry may have, or a setting that no row has as a field.
+    """
+    mappings = [each for each in given if isinstance(each, Mapping)]
+    return all(
+        isinstance(each.get(PATH), (str, os.PathLike)) and (each.keys() <= _KNOWN or not each.keys().isdisjoint(OWN))
+        for each in mappings
+    )
+
+
+def entries_of(data_sets: object) -> list[tuple[str, Entry]]:
+    """List data sets with what is said of each: a weight, settings of its own, or nothing.
 
     Values of the latter are checked where they are used, with those of the run.
 
-    >>> entries_of({"a.jsonl": {"data_format": "alpaca"}, "b.jsonl": {}})["a.jsonl"].own.data_format
+    >>> entries_of({"a.jsonl": {"data_format": "alpaca"}, "b.jsonl": {}})[0][1].own.data_format
     'alpaca'
 
     Raises:
         DataError: something else, naming the data set; or some have a weight and others have none.
     """
-    found = {str(path): _entry(str(path), value) for path, value in data_sets.items()}
-    weighted = next((path for path, entry in found.items() if entry.weight is not None), None)
-    without = next((path for path, entry in found.items() if entry.weight is None), None)
+    found = [(_path(path), _entry(_path(path), said)) for path, said in listed(data_sets)]
+    weighted = next((each for each in found if each[1].weight is not None), None)
+    without = next((path for path, entry in found if entry.weight is None), None)
     if weighted is not None and without is not None:
         raise DataError(
-            f"{weighted} has the weight {found[weighted].weight:g}, and {without} has none; give every path a weight, or no "
+            f"{weighted[0]} has the weight {weighted[1].weight:g}, and {without} has none; give every path a weight, or no "
             "path one"
         )
     return found
 
 
-def with_texts(data_sets: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return a mapping of data sets with the text of each system prompt that is given as a file.
+def with_texts(data_sets: Any) -> Any:
+    """Return data sets with the text of each system prompt that is given as a file.
 
     Raises:
         DataError: such a file cannot be read.
     """
-    return {
-        path: {**value, "system_prompt": _text(str(path), value["system_prompt"])}
-        if isinstance(value, Mapping) and "system_prompt" in value
-        else value
-        for path, value in data_sets.items()
-    }
+    if isinstance(data_sets, Mapping):
+        return {path: _with_text(path, value) for path, value in data_sets.items()}
+    return tuple(_with_text(each.get(PATH), each) if isinstance(each, Mapping) else each for each in data_sets)
+
+
+def _with_text(path: object, said: Any) -> Any:
+    if not isinstance(said, Mapping) or said.get("system_prompt") is None:
+        return said
+    return {**said, "system_prompt": _text(str(path), said["system_prompt"])}
+
+
+def _path(path: object) -> str:
+    if isinstance(path, os.PathLike):
+        path = os.fspath(path)
+    if not isinstance(path, str) or not path:
+        raise DataError(f"an entry has the path {describe(path)}; give each a {PATH}, and what it has of its own")
+    return path
 
 
 def _entry(path: str, value: object) -> Entry:
@@ -200,18 +248,12 @@ def without_effect(given: Collection[str], *data_sets: object) -> str | None:
         given: settings that are not as by default, by their names in `OwnReading`.
         data_sets: what is trained on, and what is held out; None where there is none.
     """
-    present = [each for each in data_sets if each is not None]
+    entries = [entry.own for each in data_sets if each is not None for _, entry in entries_of(each)]
     return next(
         (
             name
             for name in OWN
-            if name != "chat_template_kwargs"
-            and name in given
-            and all(isinstance(each, Mapping) and _all_have(name, each) for each in present)
+            if name != "chat_template_kwargs" and name in given and all(getattr(own, name) is not None for own in entries)
         ),
         None,
     )
-
-
-def _all_have(name: str, data_sets: Mapping[str, object]) -> bool:
-    return all(isinstance(value, Mapping) and value.get(name) is not None for value in data_sets.values())

@@ -23,7 +23,7 @@ from attrs import validators
 
 from forge_data._errors import DataError
 from forge_data._formats import AUTO, BUILT_IN, fault_of, is_axolotl, is_known
-from forge_data._own_reading import OWN, entries_of, with_texts, without_effect
+from forge_data._own_reading import OWN, entries_of, listed, with_texts, without_effect
 from forge_data._shell_values import columns_of, paths_of
 from forge_data._values import MESSAGE_ROLES, keyword_arguments, text_fault, text_given
 
@@ -44,7 +44,7 @@ OnBadPair = Literal["error", "skip"]
 OnBadRow = Literal["error", "skip"]
 Lint = Literal["on", "off"]
 MAX_BAD_ROWS = 0.01
-Paths = str | tuple[str, ...] | Mapping[str, float | Mapping[str, Any]]
+Paths = str | tuple[str | Mapping[str, Any], ...] | Mapping[str, float | Mapping[str, Any]]
 
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -101,8 +101,8 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _as_paths(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return _as_tuple(value)
+    if not isinstance(value, (list, tuple, Mapping)):
+        return value
     try:
         return with_texts(value)
     except DataError as error:
@@ -110,16 +110,18 @@ def _as_paths(value: Any) -> Any:
 
 
 def _paths(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
-    paths = [value] if isinstance(value, str) else list(value) if isinstance(value, (tuple, Mapping)) else [None]
+    entries = listed(value) if isinstance(value, (str, tuple, Mapping)) else [(None, None)]
+    paths = [path for path, _ in entries]
     if not all(isinstance(path, str) for path in paths):
-        raise TypeError(f"{attribute.name} must be a path, a list of paths, or a mapping of paths to weights, got {value!r}")
+        raise TypeError(
+            f"{attribute.name} must be a path, a list of paths or of mappings with a path, or a mapping of paths to weights, "
+            f"got {value!r}"
+        )
     if not paths:
         raise ValueError(f"{attribute.name} is empty: no rows were given, and no file; give rows, a file, or several")
     if not all(paths):
         raise ValueError(f"{attribute.name} must name a file at least, and no path may be empty, got {value!r}")
-    if not isinstance(value, Mapping):
-        return
-    for path, weight in value.items():
+    for path, weight in entries if isinstance(value, Mapping) else ():
         if isinstance(weight, bool) or not isinstance(weight, (int, float, Mapping)):
             raise TypeError(
                 f"{attribute.name} must give each path a number as its weight, or a mapping of its own settings, got "
@@ -199,7 +201,8 @@ class RowSettings:
     """Training rows: a file, glob, directory, URL, name:split or dataset_info.json:name (JSONL, JSON, CSV, Parquet, Arrow, also
     compressed); a list of them; or a mapping of them to weights, in a shell a.jsonl=0.7 b.jsonl=0.3, or to mappings of what
     each has of its own, in a shell a.jsonl='{"data_format": "alpaca"}': weight, data_format, rename_columns, preprocess,
-    train_on, train_on_turn_end, turns, system_prompt, chat_template_kwargs, on_overflow, in place of these settings."""
+    train_on, train_on_turn_end, turns, system_prompt, chat_template_kwargs, on_overflow, in place of these settings. In a list
+    of such mappings, each with its path, one file may be there twice, read in two ways."""
 
     eval_data_path: Paths | None = attrs.field(
         default=None, converter=_as_paths, validator=validators.optional(_paths), metadata={"words": paths_of}
@@ -244,16 +247,18 @@ class RowSettings:
 
     def own_values(self, name: str) -> tuple[Any, ...]:
         """Return the values of a setting that entries of the data have of their own."""
-        mixed = [each for each in (self.data_path, self.eval_data_path) if isinstance(each, Mapping)]
-        values = [getattr(entry.own, name) for each in mixed for entry in entries_of(each).values()]
+        given = [each for each in (self.data_path, self.eval_data_path) if each is not None]
+        values = [getattr(entry.own, name) for each in given for _, entry in entries_of(each)]
         return tuple(value for value in values if value is not None)
 
     def _check_own(self) -> None:
         """Refuse settings of data sets that rows of this use have not, and ones that each has."""
         known = {field.name: field.default for field in attrs.fields(type(self))}
-        mixed = [each for each in (self.data_path, self.eval_data_path) if isinstance(each, Mapping)]
-        for path, own in ((path, entry.own) for each in mixed for path, entry in entries_of(each).items()):
+        data_sets = [each for each in (self.data_path, self.eval_data_path) if each is not None]
+        for path, own in ((path, entry.own) for each in data_sets for path, entry in entries_of(each)):
             given = {name: value for name, value in attrs.asdict(own).items() if value is not None}
+            if not given:
+                continue
             for name, value in given.items():
                 if name not in known:
                     raise ValueError(

@@ -9,10 +9,11 @@ from forge_data._errors import DataError
 from forge_data._paths import expand_user
 
 
-def paths_of(words: Sequence[str]) -> str | list[str] | dict[str, Any]:
+def paths_of(words: Sequence[str]) -> str | list[Any] | dict[str, Any]:
     """Read the paths of data sets, with `=WEIGHT` or with `=` and settings in JSON.
 
-    A word that names something that exists is a path, whatever it contains; so is a URL with a query.
+    A word that names something that exists is a path, whatever it contains; so is a URL with a query. A path that is there
+    twice, each time with other settings, is an entry of a list each time.
 
     >>> paths_of(["a.jsonl=0.7", "b.jsonl=0.3"]), paths_of(["a.jsonl", "b.jsonl"]), paths_of(["a.jsonl"])
     ({'a.jsonl': 0.7, 'b.jsonl': 0.3}, ['a.jsonl', 'b.jsonl'], 'a.jsonl')
@@ -30,11 +31,14 @@ def paths_of(words: Sequence[str]) -> str | list[str] | dict[str, Any]:
     path, weight = next(iter(found.items()))
     if without is not None and isinstance(weight, float):
         raise DataError(f"{path} has the weight {weight:g}, and {without} has none; give every path a weight, or no path one")
-    paths = [path for path, _ in said]
-    if len(set(paths)) < len(paths):
-        twice = next(path for at, path in enumerate(paths) if path in paths[:at])
-        raise DataError(f"{twice} is named more than once; name it once, with all that is said of it")
-    return {path: {} if value is None else value for path, value in said}
+    entries = [(path, {} if value is None else value) for path, value in said]
+    for at, (path, value) in enumerate(entries):
+        before = [other for each, other in entries[:at] if each == path]
+        if value in before or (before and not all(isinstance(each, Mapping) for each in (value, *before))):
+            raise DataError(f"{path} is named more than once; name it once, with all that is said of it")
+    if len(dict(entries)) == len(entries):
+        return dict(entries)
+    return [{"path": path, **(value if isinstance(value, Mapping) else {"weight": value})} for path, value in entries]
 
 
 def _said(word: str) -> tuple[str, float | Mapping[str, Any] | None]:

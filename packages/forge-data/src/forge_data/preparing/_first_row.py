@@ -7,6 +7,7 @@ from typing import Any
 
 from forge_data._errors import BadPairError, DataError
 from forge_data._formats import AUTO
+from forge_data._own_reading import listed
 from forge_data.formats._registry import check_name, convert, detect
 from forge_data.formats.questions._prompts import question
 from forge_data.formats.questions._text_pairs import text_pair
@@ -90,8 +91,7 @@ def check_first_row(
 
 def _is_local(data_path: Any) -> bool:
     """Return whether every entry is a file, glob or directory on this machine, or nothing."""
-    entries = list(data_path) if isinstance(data_path, (list, tuple, Mapping)) else [data_path]
-    for entry in map(str, entries):
+    for entry in (str(path) for path, _ in listed(data_path)):
         if is_described(entry):
             with suppress(DataError):  # resolving it says why
                 described = description(entry)

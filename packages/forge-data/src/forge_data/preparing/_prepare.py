@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -81,8 +82,9 @@ def prepare(
 
     Args:
         data_path: a file, glob, directory, URL or `name:split`; a list of them; or a mapping of them to their weights, or to
-            a mapping of a `weight` and of `data_format` and `rename_columns` in place of `format` and `rename_columns`. Or
-            rows in memory: a `datasets.Dataset`, a list of dicts, any iterable of them, streamed where it is an iterator.
+            a mapping of a `weight` and of settings of their own, such as `data_format` in place of `format`; or a list of such
+            mappings, each with its `path`, in which one file may be read in several ways. Or rows in memory: a
+            `datasets.Dataset`, a list of dicts, any iterable of them, streamed where it is an iterator.
         tokenizer: a loaded tokenizer, a directory or a name on the Hub.
         store_dir: directory of the store: missing, empty, or a token store.
         format: name of the rows' format; "auto" detects it from the rows, which must have one in each file.
@@ -231,7 +233,7 @@ def build(
 
 
 def check_system_prompts(prompt: str | None, sources: Sequence[Source], conversations: AbstractSet[int]) -> None:
-    """Refuse a system prompt, of the run or of an entry, for rows of which none is a conversation.
+    """Refuse a system prompt of the run or an entry without any conversation.
 
     Args:
         prompt: of the run.
@@ -318,12 +320,22 @@ def as_trained(tokenizer: "PreTrainedTokenizerBase", accounting: Accounting) -> 
     return with_template(tokenizer, None, None if mixed else arguments)
 
 
+def own_settings(sources: Sequence[Source]) -> dict[str, Any]:
+    """Return what sources have of their own, by path; of one that is read several times by name."""
+    times = Counter(source.path for source in sources)
+    return {
+        source.path if times[source.path] == 1 else source.name: source.own.as_dict()
+        for source in sources
+        if source.own != NOTHING_OWN
+    }
+
+
 def _settings(job: Job, sources: Sequence[Source], outcome: Outcome, seed: int) -> dict[str, Any]:
     named = job.tokenizer.name_or_path if job.tokenizer is not None else None
     function = job.preprocess.name if job.preprocess is not None else None
     formats = dict.fromkeys(name for name, _ in outcome.formats.values())
     options = attrs.asdict(job.options) | {"format": ", ".join(formats) or job.options.format}
-    own = {sources[number].path: each.as_dict() for number, each in job.own.items()}
+    own = own_settings(sources)
     return {"tokenizer": named, **options, "preprocess": function, "seed": seed} | ({"own": own} if own else {})
 
 

@@ -17,7 +17,6 @@ from forge_data._bad_rows import BadRows, name_remedy, of_a_row, refuse
 from forge_data._errors import DataError, ForgeDataError, StoreError
 from forge_data._media import Media
 from forge_data._options import PairOptions, PromptOptions, TextOptions
-from forge_data._own_reading import NOTHING_OWN
 from forge_data._settings import MAX_BAD_ROWS
 from forge_data._shard import Shard
 from forge_data.findings._rules import Where
@@ -32,6 +31,7 @@ from forge_data.preparing._prepare import (
     check_whole,
     checked_directory,
     known_part,
+    own_settings,
     reusable,
 )
 from forge_data.reading._preprocess import load_preprocess
@@ -196,9 +196,7 @@ def prepare_questions(
             check_system_prompts(options.system_prompt, sources, prompts.conversations)
         settings = {"tokenizer": loaded.name_or_path, **attrs.asdict(options)}
         settings |= {"preprocess": function.name if function is not None else None, "seed": seed}
-        settings |= (
-            {"own": own} if (own := {each.path: each.own.as_dict() for each in whole if each.own != NOTHING_OWN}) else {}
-        )
+        settings |= {"own": own} if (own := own_settings(whole)) else {}
         manifest = writer.finish(
             PROMPTS, prompts.files(), accounting, tokenizer=loaded, inputs=inputs, settings=settings, shard=part
         )

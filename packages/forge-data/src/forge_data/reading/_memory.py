@@ -16,6 +16,7 @@ import attrs
 
 from forge_data._errors import DataError
 from forge_data._media_values import is_pil_image
+from forge_data._own_reading import names_data_sets
 from forge_data.reading._huggingface import DatasetSplit
 from forge_data.reading._json import value_chunks
 from forge_data.reading._record import Chunk
@@ -78,7 +79,9 @@ class InMemoryRows:
             return cls(name, value, "datasets.IterableDataset", is_stream=True)
         check_no_table(value, name)
         if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
-            holds_rows = not isinstance(value, (list, tuple)) or (len(value) > 0 and isinstance(value[0], Mapping))
+            holds_rows = not isinstance(value, (list, tuple)) or (
+                len(value) > 0 and isinstance(value[0], Mapping) and not names_data_sets(value)
+            )
             return cls(name, value, type(value).__name__) if holds_rows else None
         return cls(name, value, type(value).__name__, is_stream=True) if isinstance(value, Iterable) else None
 

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from forge_data._errors import DataError, printable
-from forge_data._own_reading import NOTHING_OWN, Entry, OwnReading, entries_of
+from forge_data._own_reading import NOTHING_OWN, Entry, OwnReading, entries_of, listed
 from forge_data._shard import Shard
 from forge_data._values import describe
 from forge_data.reading._arrow import ArrowFile
@@ -28,13 +28,13 @@ from forge_data.reading._record import CHUNK_BYTES, Chunk, Reader, Record, Refus
 DataPath = (
     str
     | os.PathLike[str]
-    | Sequence[str | os.PathLike[str]]
+    | Sequence[str | os.PathLike[str] | Mapping[str, Any]]
     | Mapping[str, float | Mapping[str, Any]]
     | Iterable[Mapping[str, Any]]
     | InMemoryRows
 )
 """A path, glob, directory, URL, `org/name:split` or `dataset_info.json:name`; several of them; or several with weights and
-settings of their own. Or rows in memory."""
+settings of their own, as a mapping or as a list of mappings with a `path`. Or rows in memory."""
 
 
 @attrs.frozen
@@ -155,13 +155,14 @@ def resolve(data_path: DataPath, name: str = "data_path", *, max_samples: int | 
         described = description(entry)
         named = located(entry if described is None else described.path)
         found += [(group, described, each) for each in (named if isinstance(named, list) else [named])]
-    _check_once([(described, _real(each, entries[group][0]), entries[group][1].own) for group, described, each in found])
-    names = iter(_names([(each.path, described) for _, described, each in found if isinstance(each, DataFile)]))
+    _check_once([(described, _real(each, entries[group][0]), *entries[group]) for group, described, each in found])
+    files = iter(_names([(each.path, described) for _, described, each in found if isinstance(each, DataFile)]))
+    names = _numbered([each.name if isinstance(each, DatasetSplit) else next(files) for _, _, each in found])
     sources = [
-        Source(each.name, entries[group][0], _described(each, described), group)
+        Source(name, entries[group][0], _described(attrs.evolve(each, name=name), described), group)
         if isinstance(each, DatasetSplit)
-        else Source(name := next(names), each.path, _described(_reader(name, each), described), group)
-        for group, described, each in found
+        else Source(name, each.path, _described(_reader(name, each), described), group)
+        for name, (group, described, each) in zip(names, found, strict=True)
     ]
     said = [entry for _, entry in entries]
     sources = [attrs.evolve(each, weight=said[each.group].weight, own=said[each.group].own) for each in sources]
@@ -209,27 +210,40 @@ def _real(found: DataFile | DatasetSplit, entry: str) -> str:
     return found.path if "://" in found.path else os.path.realpath(found.path)
 
 
-def _check_once(found: Sequence[tuple[Description | None, str, OwnReading]]) -> None:
-    """Refuse a file that is named twice.
+def _check_once(found: Sequence[tuple[Description | None, str, str, Entry]]) -> None:
+    """Refuse a file that is read twice in the same way.
 
-    Entries of `dataset_info.json` may read one file each in its own way.
+    Entries of `dataset_info.json` may read one file each in its own, and so may entries of one path.
+
+    Args:
+        found: of each file the description, what tells it apart, the path of its entry, and what is said of that.
 
     Raises:
         DataError: naming the file.
     """
-    plain = {path for described, path, _ in found if described is None}
-    seen: dict[tuple[str, str | None], tuple[Description | None, OwnReading]] = {}
-    for described, path, own in found:
+    plain = {path for described, path, _, _ in found if described is None}
+    seen: dict[tuple[str, str | None], list[tuple[Description | None, str, OwnReading]]] = {}
+    for described, path, entry, (_, own) in found:
         key = (path, None if described is None or path in plain else described.digest())
-        if key in seen:
-            (first, before), named = seen[key], ""
+        before = seen.setdefault(key, [])
+        if (alike := next((each for each in before if each[1] != entry or each[2].reads_as(own)), None)) is not None:
+            (first, _, read), named, remedy = alike, "", "; to see its rows more often, give it a weight"
             if path not in plain and first is not None and described is not None and first.place != described.place:
                 named = f" (by {first.place} and by {described.place}, which read it alike)"
-            remedy = "; to see its rows more often, give it a weight"
-            if own != before:
-                remedy = ", and a file is read in one way; to read it in another one too, give a copy of it"
+            if not read.reads_as(own):
+                remedy = ", to be read in two ways: give both entries the path of this file alone"
             raise DataError(f"{path} is named more than once in the data{named}{remedy}")
-        seen[key] = described, own
+        before.append((described, entry, own))
+
+
+def _numbered(names: list[str]) -> list[str]:
+    """Return names that differ: of a file that is read twice `a.jsonl#1`, `a.jsonl#2`."""
+    times, at = Counter(names), Counter[str]()
+    found = []
+    for name in names:
+        at[name] += 1
+        found.append(f"{name}#{at[name]}" if times[name] > 1 else name)
+    return found
 
 
 def part_of(sources: Sequence[Source], shard: Shard) -> tuple[list[Source], Shard]:
@@ -267,30 +281,23 @@ def _count_rows(source: Source) -> int:
 
 def _entries(data_path: DataPath) -> list[tuple[str, Entry]]:
     """List each entry with what is said of it."""
-    given: list[object] = list(data_path) if isinstance(data_path, (list, tuple, Mapping)) else [data_path]
+    given = listed(data_path)
     if not given:
         raise DataError("`data_path` is empty: no rows were given, and no file; give rows, a file, or several")
-    paths = [_path(entry) for entry in given]
-    if not isinstance(data_path, Mapping):
-        return [(path, Entry(None, NOTHING_OWN)) for path in paths]
-    said = dict(zip(paths, data_path.values(), strict=True))
-    if len(said) < len(paths):
-        twice = next(path for at, path in enumerate(paths) if path in paths[:at])
-        raise DataError(f"{twice} is named more than once in the data; to see its rows more often, give it a weight")
+    for path, _ in given:
+        _check_path(path)
     try:
-        return list(entries_of(said).items())
+        return entries_of(data_path)
     except DataError as error:
         raise DataError(f"`data_path`: {error}") from error
 
 
-def _path(entry: object) -> str:
-    path = os.fspath(entry) if isinstance(entry, os.PathLike) else entry
-    if not isinstance(path, str) or not path:
-        check_no_table(path)
+def _check_path(entry: object) -> None:
+    if not isinstance(entry, (str, os.PathLike)) or not os.fspath(entry):
+        check_no_table(entry)
         raise DataError(
             f"`data_path` holds {describe(entry)}; it must be a path, a glob, a URL, 'org/name:split', or rows (dicts)"
         )
-    return path
 
 
 def _described(reader: Reader, described: Description | None) -> Reader:

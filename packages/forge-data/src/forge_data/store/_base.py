@@ -318,8 +318,10 @@ class Store:
     def _rows(self) -> "NDArray[np.int64]":
         """Return int64[N], a number for the row that each sample came from."""
         at = np.arange(len(self)) if self._indices is None else self._indices
-        # A row is known by its file and its number there.
-        files = np.searchsorted(self._ends, at, side="right").astype(np.int64)
+        # A row is known by its file, which several sources may read each in its own way, and its number there.
+        paths = [source.path for source in self._manifest.sources]
+        first = {path: number for number, path in reversed(list(enumerate(paths)))}
+        files = np.array([first[path] for path in paths], dtype=np.int64)[np.searchsorted(self._ends, at, side="right")]
         return np.unique(np.stack((files, self._arrays["rows.bin"][at])), axis=1, return_inverse=True)[1].reshape(-1)
 
     def _stored_index(self, index: int) -> int:

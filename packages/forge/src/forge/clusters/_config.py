@@ -11,6 +11,7 @@ import attrs
 from forge._errors import SettingsError
 from forge.clusters._kep import AdapterConfig, FsdpConfig, LoraConfig, PrefixConfig, QLoraConfig, ZeroConfig
 from forge.clusters._words import as_words, literal
+from forge.settings._data_sets import said_of_each
 from forge.settings._recipe import read_recipe, verb_of
 from forge.settings._settings import flat_fields, required, resolve
 from forge.verbs._registry import VERBS, task_of
@@ -120,7 +121,10 @@ class ForgeConfig:
                 continue
             words = [value] if isinstance(value, str) else as_words({field.name: value})[1:]
             found = read(words)
-            same = found in (dict(value), tuple(words)) if isinstance(value, Mapping) else not isinstance(found, Mapping)
+            if isinstance(value, (list, tuple)) and any(isinstance(each, Mapping) for each in value):
+                same = said_of_each(found) == said_of_each(value)
+            else:
+                same = found in (dict(value), tuple(words)) if isinstance(value, Mapping) else not isinstance(found, Mapping)
             if not same:
                 raise SettingsError(
                     f"{field.name}={value!r}: a command line would read {' '.join(words)} otherwise. Name it otherwise."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -16,6 +17,7 @@ from forge.clusters._checks import check_image, count, processes
 from forge.clusters._config import ForgeConfig
 from forge.clusters._manifests import API, API_VERSION, RUNTIMES, WORKSPACE, dumped
 from forge.clusters._words import literal
+from forge.settings._data_sets import with_paths
 from forge.settings._settings import flat_fields
 from forge.verbs._registry import task_of
 
@@ -203,12 +205,8 @@ def _place_rows(values: dict[str, object], uri: str | None, *, shipped: bool) ->
     values.setdefault("data_path", str(folder))
     for name in ("data_path", "eval_data_path"):
         value = values.get(name)
-        if isinstance(value, str):
-            values[name] = placed(name, value)
-        elif isinstance(value, Mapping):
-            values[name] = {placed(name, path): weight for path, weight in value.items()}
-        elif isinstance(value, (list, tuple)):
-            values[name] = [placed(name, path) for path in value]
+        if isinstance(value, (str, Mapping, list, tuple)):
+            values[name] = with_paths(value, partial(placed, name))
 
 
 def _place_output(values: dict[str, object], job: str, *, shipped: bool) -> None:

@@ -18,6 +18,8 @@ def as_words(values: Mapping[str, object]) -> list[str]:
     ['--max-seq-len=40', '--keep-best', '--no-async-save', '--target-modules', 'q_proj', 'v_proj']
     >>> as_words({"data_path": {"a.jsonl": 0.7, "b.jsonl": 0.3}})
     ['--data-path', 'a.jsonl=0.7', 'b.jsonl=0.3']
+    >>> as_words({"data_path": [{"path": "a.jsonl", "weight": 2}, {"path": "a.jsonl", "weight": 1, "train_on": "all"}]})
+    ['--data-path', 'a.jsonl={"weight": 2}', 'a.jsonl={"weight": 1, "train_on": "all"}']
 
     Raises:
         SettingsError: a value that no flag can carry.
@@ -33,7 +35,7 @@ def as_words(values: Mapping[str, object]) -> list[str]:
         elif isinstance(value, Mapping):
             words += _listed(flag, name, [f"{key}={_argument(name, each)}" for key, each in value.items()])
         elif isinstance(value, Sequence) and not isinstance(value, str):
-            words += _listed(flag, name, [_text(each) for each in value])
+            words += _listed(flag, name, [_entry(each) for each in value])
         else:
             # One word, so that a value may begin with a dash.
             words.append(f"{flag}={_text(value)}")
@@ -52,6 +54,14 @@ def _listed(flag: str, name: str, found: list[str]) -> list[str]:
         what = "is empty" if wrong is None else f"holds {wrong!r}, which begins with a dash"
         raise SettingsError(f"{name} {what}: a command line cannot say that. Leave it out, or write it otherwise.")
     return [flag, *found]
+
+
+def _entry(value: object) -> str:
+    """Write one value of a list; a data set as its path, and what it has of its own in JSON."""
+    if not isinstance(value, Mapping) or "path" not in value:
+        return _text(value)
+    own = {name: each for name, each in value.items() if name != "path"}
+    return f"{value['path']}={json.dumps(own)}" if own else _text(value["path"])
 
 
 def _argument(name: str, value: object) -> str:

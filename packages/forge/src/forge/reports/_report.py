@@ -17,6 +17,7 @@ from forge.reports._charts import charts, table
 from forge.reports._curves import Curve, Curves, lowest
 from forge.reports._page import PLOTS, page, reading, write_page
 from forge.reports._record import SETUP, Record, active_seconds, device_seconds, moment, read_record, starts
+from forge.settings._data_sets import paths_in
 
 FILE = "report.html"
 RENEWED_EVERY = 30.0
@@ -202,7 +203,7 @@ def _data(run: Record) -> list[dict[str, Any]]:
         read, items = run.last("read", rows=name), run.last("data", part=name)
         if read or items:
             path = run.value(name)
-            where = path if isinstance(path, str) else ", ".join(map(str, path or [])) or "split off the rows above"
+            where = ", ".join(map(str, paths_in(path))) or "split off the rows above"
             rows.append({"title": title, "path": where, "read": read, "counts": items.get("items", "")})
     return rows
 

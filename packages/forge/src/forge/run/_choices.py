@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from forge.run._precision import for_low_precision, for_qat
 from forge.run._resume import former_run
 from forge.saving._best import Best
 from forge.saving._directories import last_export
+from forge.settings._data_sets import with_paths
 from forge.tasks._answers import is_prompt_file
 from forge.tasks._task import Evaluation, Task
 from forge.tasks.items._items import Items, places
@@ -332,9 +332,9 @@ def absolute_paths(task: Task, s: Any) -> Any:
             s = s.with_value("adapter", name, os.path.abspath(os.path.expanduser(path)))
     for name, path in task.other_models(s).items():
         s = s.with_value("objective", name, _absolute(last_export(path)))
-    s = s.with_value("data", "data_path", _absolute_sources(s.data.data_path))
+    s = s.with_value("data", "data_path", with_paths(s.data.data_path, _absolute))
     if s.data.eval_data_path is not None:
-        s = s.with_value("data", "eval_data_path", _absolute_sources(s.data.eval_data_path))
+        s = s.with_value("data", "eval_data_path", with_paths(s.data.eval_data_path, _absolute))
     if (prompts := s.evaluation.eval_prompts) is not None:
         found = tuple(os.path.abspath(each) if is_prompt_file(each) else each for each in prompts)
         s = s.with_value("evaluation", "eval_prompts", found)
@@ -347,15 +347,6 @@ def absolute_paths(task: Task, s: Any) -> Any:
     if getattr(s.data, "chat_template", None) not in (None, *forge_data.chat_templates()):
         s = s.with_value("data", "chat_template", _absolute(s.data.chat_template))
     return s.with_value("checkpoints", "ckpt_output_dir", os.path.abspath(os.path.expanduser(s.checkpoints.ckpt_output_dir)))
-
-
-def _absolute_sources(path: Any) -> Any:
-    """Make one path, a list of paths or the keys of a mapping absolute."""
-    if isinstance(path, str):
-        return _absolute(path)
-    if isinstance(path, Mapping):
-        return {_absolute(one): share for one, share in path.items()}
-    return tuple(_absolute(one) for one in path)
 
 
 def _absolute(path: str) -> str:

@@ -22,6 +22,7 @@ from forge._dry_run import DryRun
 from forge._errors import RunDirectoryError, SettingsError
 from forge.run._choices import absolute_paths, begins_of
 from forge.run._starting_model import ADAPTER, with_adapter
+from forge.settings._data_sets import paths_in
 from forge.tasks._task import Task
 
 _SEEN_SECONDS = 30.0
@@ -129,11 +130,11 @@ def _seen(mark: Path) -> bool:
 
 def _facts(s: Any, host: str, devices: int, processes: int, *, seen: bool) -> dict[str, Any]:
     """Return what must be alike on all nodes, and what this one lacks."""
-    parts = [part for part in (s.data.data_path, s.data.eval_data_path) if part is not None]
+    data = [path for part in (s.data.data_path, s.data.eval_data_path) for path in paths_in(part)]
     # A run that is resumed has a copy of its adapter.
     own = (Path(s.checkpoints.ckpt_output_dir) / ADAPTER).is_dir()
     beside = [s.adapter.adapter_path] if s.adapter.adapter_path is not None and not own else []
-    paths = [s.model.model_path, *beside, *(path for part in parts for path in ([part] if isinstance(part, str) else part))]
+    paths = [s.model.model_path, *beside, *data]
     return {
         "host": host,
         "seen": seen,

@@ -22,6 +22,7 @@ import attrs
 
 import forge_dist
 from forge._progress import Reporter
+from forge.settings._data_sets import paths_in
 from forge.tasks._task import Task
 
 FILE = "inputs.json"
@@ -178,8 +179,8 @@ def _module(text: str) -> Path | None:
 
 def _entries(s: Any) -> list[str]:
     """List the entries of the data that are directories or patterns."""
-    given = [each if isinstance(each, (list, tuple, Mapping)) else [each] for each in (s.data.data_path, s.data.eval_data_path)]
-    return [entry for each in given for entry in each if isinstance(entry, str) and "://" not in entry]
+    given = [entry for each in (s.data.data_path, s.data.eval_data_path) for entry in paths_in(each)]
+    return [entry for entry in given if "://" not in entry]
 
 
 def listed_files(entry: str) -> list[str] | None:

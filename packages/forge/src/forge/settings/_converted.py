@@ -77,6 +77,9 @@ def _as_kind(kind: Any, value: object, *, from_text: bool) -> object | None:
 
     `from_text` converts what YAML 1.1 reads as another type.
     """
+    if get_origin(kind) in (Union, types.UnionType):
+        tried = (_as_kind(each, value, from_text=from_text) for each in get_args(kind))
+        return next((each for each in tried if each is not None), None)
     if get_origin(kind) is Literal:
         if from_text and isinstance(value, bool):
             # YAML 1.1 reads a bare on or off as true or false; here the word is meant.
@@ -97,7 +100,7 @@ def _as_kind(kind: Any, value: object, *, from_text: bool) -> object | None:
         if not isinstance(value, Mapping) or not all(isinstance(name, (str, PathLike)) for name in value):
             return None
         # The values are checked by the settings class that owns the field.
-        return {fspath(name): share for name, share in value.items()}
+        return {fspath(name): fspath(share) if isinstance(share, PathLike) else share for name, share in value.items()}
     if kind is str:
         return fspath(cast("str | PathLike[str]", value)) if isinstance(value, (str, PathLike)) else None
     if kind is bool:
@@ -124,6 +127,8 @@ def _spelled(kind: Any) -> str:
         inner = get_args(kind)[0]
         if get_origin(inner) is Literal:
             return f"one or several of {', '.join(map(repr, get_args(inner)))}"
+        if get_origin(inner) in (Union, types.UnionType):
+            return f"a list of {' or '.join(_spelled(each).split()[1] + 's' for each in get_args(inner))}"
         return f"a list of {_spelled(inner).removeprefix('a ')}s"
     if get_origin(kind) is Mapping:
         of = get_args(kind)[1]

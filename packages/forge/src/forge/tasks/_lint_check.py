@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 import forge_data
 from forge._counted import counted
 from forge._errors import DataLintError, SettingsError
+from forge.settings._data_sets import own_of
 from forge.tasks._system_message import shared_beginning
 
 if TYPE_CHECKING:
@@ -70,9 +70,7 @@ def warn_of_plain_text(tokenizer: Any, data: Any, store: Any, report: Reporter) 
 
 def _format_of(data: Any, entry: int) -> str:
     """Return the `data_format` that an entry of data_path is read in."""
-    paths = data.data_path
-    own = dict(enumerate(paths.values())).get(entry) if isinstance(paths, Mapping) else None
-    return str((own.get("data_format") if isinstance(own, Mapping) else None) or getattr(data, "data_format", "auto"))
+    return str(own_of(data.data_path, entry).get("data_format") or getattr(data, "data_format", "auto"))
 
 
 def _first_samples(store: forge_data.TokenStore) -> list[list[int]]:
