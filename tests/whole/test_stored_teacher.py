@@ -18,7 +18,7 @@ import forge_data
 import forge_dist
 from forge.locking._run_lock import RunLock
 from forge.talking import _teach, _teacher_output
-from forge.tasks.items._stored_teacher import StoredTeacher
+from forge.tasks.items._stored_teacher import StoredTeacher, part_key
 
 from ..ranks import run_on_ranks
 from .conftest import conversations, write_rows
@@ -69,6 +69,36 @@ def test_equals_the_live_teacher(given: dict[str, Any], whole: Path, tmp_path: P
             for figure in ("loss", "kl", "eval_loss"):
                 assert (figure in ours) == (figure in theirs)
                 assert ours.get(figure, 0) == pytest.approx(theirs.get(figure, 0), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_processes_share_the_rows(given: dict[str, Any], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes store what one does, to the bit, and nothing else; a wish that cannot be met is one error."""
+    monkeypatch.setattr(_teach, "_PART_BYTES", 400_000)
+    path = taught(given, tmp_path / "two", nproc_per_node=2)
+    names = [sorted(each.name for each in folder.iterdir() if each.name[0] != ".") for folder in (path, whole)]
+    assert names[0] == names[1]
+    assert not (path / ".logs").exists()
+    assert (path / "teacher.json").read_text() == (whole / "teacher.json").read_text()
+    for name in names[0][:-1]:
+        assert part_key(path / name) == part_key(whole / name)
+        two, one = load_file(path / name), load_file(whole / name)
+        assert two.keys() == one.keys()
+        assert all(two[each].tobytes() == one[each].tobytes() for each in one)
+    with pytest.raises(forge.SettingsError, match="nproc_per_node"):
+        taught(given, tmp_path / "none", nproc_per_node="two")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.lane
+@pytest.mark.slow
+def test_an_error_of_a_process_is_the_commands(given: dict[str, Any], tmp_path: Path) -> None:
+    """What a process that shares the rows raises is raised by the command, with its rank; nothing is left but a log."""
+    broken = tmp_path / "broken"
+    shutil.copytree(given["teacher_path"], broken)
+    (broken / "model.safetensors").write_bytes(b"")
+    with pytest.raises(forge_dist.ModelError, match="rank 0"):
+        taught(given | {"teacher_path": str(broken)}, tmp_path / "out", nproc_per_node=2)
 
 
 def test_goes_on_after_a_kill(given: dict[str, Any], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

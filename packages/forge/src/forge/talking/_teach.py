@@ -11,25 +11,22 @@ from typing import Any
 
 import attrs
 
-import forge_accel
-import forge_algos
 import forge_data
 import forge_dist
-import forge_packing
 from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.saving._inputs import WEIGHTS, stamps_of
 from forge.talking._forgetting import as_columns
 from forge.talking._model import find_model
+from forge.talking._teacher_asked import Asking
 from forge.talking._teacher_output import TeacherOutput
+from forge.talking._teacher_processes import ask_by_processes, processes
 from forge.talking._teacher_rows import read_parts
-from forge.tasks.items._stored_teacher import Part, StoredTeacher, learned_positions, vocabulary_digest
+from forge.tasks.items._stored_teacher import StoredTeacher, vocabulary_digest
 
 _PART_BYTES = 2**28
 """Bytes of a part's log-probabilities, about: what a kill loses is less than a part."""
-_MOST_TOKENS = 8192
-"""Tokens of a forward at most, or those of a longer row."""
 
 
 @attrs.frozen(kw_only=True)
@@ -108,6 +105,7 @@ def teach(
     max_samples: int | None = None,
     on_bad_row: str = "error",
     max_bad_rows: float = 0.01,
+    nproc_per_node: int | str | None = None,
     dry_run: bool = False,
 ) -> Taught:
     """Store a teacher's likeliest tokens at each learned token of some rows, once for many runs.
@@ -125,7 +123,7 @@ def teach(
             (Axolotl), or prompt_token_ids with prompt_logprobs (vLLM). Then model_path is needed, and no teacher_path.
         top_k: How many tokens.
         temperature: Divisor of the teacher's logits, that of the runs.
-        data_format: As for forge distill, like all that follow but dry_run: format of the rows.
+        data_format: As for forge distill, like all that follow but nproc_per_node and dry_run: format of the rows.
         train_on: What is learned.
         turns: In which form turns are learned.
         turn_end: Token that ends a learned turn.
@@ -140,6 +138,8 @@ def teach(
         max_samples: Rows that are read of each entry of data_path.
         on_bad_row: What becomes of a row that is refused.
         max_bad_rows: Largest share of rows that may be left out.
+        nproc_per_node: Processes that share the rows, each with the teacher on a device of its own: a number, or auto for one
+            per accelerator. What they store is what one process does.
         dry_run: Say how much would be written, and load no model.
 
     Returns:
@@ -165,6 +165,8 @@ def teach(
     if teacher_path is None:
         if not from_rows:
             raise SettingsError("teacher_path is wanted, a teacher that is asked, or from_rows, what rows hold of one.")
+        if nproc_per_node is not None:
+            raise SettingsError("nproc_per_node has no effect with from_rows, which asks no teacher.")
         if model_path is None:
             raise SettingsError("model_path is wanted with from_rows: the model whose tokens the rows are of.")
         return _convert(_row_files(files), _Kind(tokenizer=forge_data.load_tokenizer(find_model(model_path)), **how))
@@ -187,6 +189,7 @@ def teach(
         "rename_columns": as_columns(rename_columns), "max_samples": max_samples, "on_bad_row": on_bad_row,
         "max_bad_rows": max_bad_rows,
     }  # fmt: skip
+    where = processes(nproc_per_node)
     try:
         data_sets = attrs.fields_dict(forge_data.DataSettings)["data_path"].metadata["words"](files)
         data: Any = forge_data.DataSettings(data_path=data_sets, data_format=data_format, **reading)
@@ -197,10 +200,10 @@ def teach(
         read = {name: getattr(data, name) for name in reading}
         tokenizing = report.progress("tokenizing")
         store = forge_data.prepare(data_sets, student, scratch, format=data.data_format, **read, progress=tokenizing)
-        return _ask(store, teacher, kind, report)
+        return _ask(store, teacher, kind, report, where)
 
 
-def _ask(store: Any, teacher: str, kind: _Kind, report: Reporter) -> Taught:
+def _ask(store: Any, teacher: str, kind: _Kind, report: Reporter, where: forge_dist.Topology) -> Taught:
     """Write the parts that are not there yet."""
     counts, width = store.loss_counts, min(kind.top_k, kind.vocabulary)
     samples = [index for index in range(len(store)) if counts[index]]
@@ -209,63 +212,19 @@ def _ask(store: Any, teacher: str, kind: _Kind, report: Reporter) -> Taught:
     found = kind.taught(samples=len(samples), tokens=int(counts.sum()), text=int(store.lengths[samples].sum()), width=width)
     if kind.dry_run:
         return found
-    machine = forge_accel.accelerator()
-    device, dtype = machine.device.value, machine.dtype("auto").value
     parts = list(_divide(samples, counts, most=max(1, _PART_BYTES // (8 * width))))
     weights = stamps_of(Path(teacher), WEIGHTS) if Path(teacher).is_dir() else {}
-    about = [store.fingerprint, teacher, weights, kind.top_k, kind.temperature, str(dtype), [len(part) for part in parts]]
+    asking = Asking(
+        teacher=teacher, store=str(store.path), top_k=kind.top_k, below=kind.vocabulary, temperature=kind.temperature
+    )
+    about = [store.fingerprint, teacher, weights, kind.top_k, kind.temperature, asking.dtype, [len(part) for part in parts]]
     with TeacherOutput(kind.folder) as output:
         todo = output.begin(about, {"teacher": teacher, "parts": len(parts), **kind.about})
-        if not todo:
-            return attrs.evolve(found, covered=StoredTeacher(kind.folder).covered())
-        with report.taking(f"loading {teacher}", f"loaded {teacher}"):
-            model: Any = forge_dist.load_trained(teacher, dtype=dtype, device=device)
-        _check_positions(model, store, samples, teacher)
-        forge_algos.keep_documents_apart(model, device=device)
-        show, done, of = report.progress("asking the teacher"), 0, sum(len(parts[number]) for number in todo)
-        for number in todo:
-            part = parts[number]
-            lengths = store.lengths[part]
-            rows = forge_packing.divide(lengths, max_tokens=max(_MOST_TOKENS, int(lengths.max())))[0]
-            order = [part[int(at)] for row in rows for at in row]
-            batches = (forge_packing.collate([store[part[int(at)]] for at in row]) for row in rows)
-            answers = forge_algos.top_logps(
-                model, batches, k=kind.top_k, below=kind.vocabulary, temperature=kind.temperature, device=device
-            )
-            output.write(number, _as_part(store, order, list(answers)))
-            done += len(part)
-            show(done, of)
+        if todo and where.role == "launcher":
+            ask_by_processes(asking, {number: parts[number] for number in todo}, output, where)
+        elif todo:
+            asking({number: parts[number] for number in todo}, store, output.write, report)
     return attrs.evolve(found, covered=StoredTeacher(kind.folder).covered())
-
-
-def _check_positions(model: Any, store: Any, samples: Sequence[int], teacher: str) -> None:
-    """Raise SettingsError for a row beyond the teacher's table of positions."""
-    table = forge_dist.position_table(model)
-    longest = max(samples, key=lambda index: store.lengths[index])
-    if table is not None and store.lengths[longest] > table:
-        raise SettingsError(
-            f"{store.source(longest)} has {store.lengths[longest]:,} tokens, and teacher_path {teacher} has a table of "
-            f"{table:,} positions, beyond which it reads nothing. Take a teacher with more positions, or set max_seq_len to "
-            f"{table} here and in the runs."
-        )
-
-
-def _as_part(store: Any, order: Sequence[int], answers: Sequence[forge_algos.TopBatch]) -> Part:
-    """Return samples with the teacher's answers, in the order in which it was asked."""
-    import numpy as np
-
-    samples = [store[index] for index in order]
-    ids, logps, rest = (np.concatenate([getattr(each, name) for each in answers]) for name in ("ids", "logps", "rest"))
-    if not (np.isfinite(logps[:, 0]).all() and (logps < np.inf).all() and (rest < np.inf).all()):
-        raise SettingsError("teacher_path: the teacher's log-probabilities are not finite: its weights are NaN, or overflow.")
-    return Part(
-        rows=[str(store.source(index)) for index in order],
-        input_ids=[np.asarray(each.input_ids, np.int32) for each in samples],
-        positions=[learned_positions(each).astype(np.int32) for each in samples],
-        ids=ids,
-        logps=logps,
-        rest=rest,
-    )
 
 
 def _divide(samples: Sequence[int], counts: Any, *, most: int) -> Iterator[list[int]]:
