@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
 import forge
+import forge_algos
 import forge_data
 import forge_dist
 from forge.locking._run_lock import RunLock
@@ -22,6 +23,7 @@ from forge.tasks.items._stored_teacher import StoredTeacher, part_key
 
 from ..ranks import run_on_ranks
 from .conftest import conversations, write_rows
+from .sampling_stub import served
 from .starts import metrics
 from .verbs import assert_two_ranks_as_one, run_verb
 
@@ -69,6 +71,48 @@ def test_equals_the_live_teacher(given: dict[str, Any], whole: Path, tmp_path: P
             for figure in ("loss", "kl", "eval_loss"):
                 assert (figure in ours) == (figure in theirs)
                 assert ours.get(figure, 0) == pytest.approx(theirs.get(figure, 0), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_server_says_what_the_teacher_does(kind: str, given: dict[str, Any], tmp_path: Path) -> None:
+    """A teacher behind vLLM's or SGLang's interface is stored as the one that is loaded; what is amiss is one error."""
+    live = taught(given, tmp_path / "live", top_k=8)
+    with served(kind, given["teacher_path"]) as (url, stub):
+        path = taught(given | {"teacher_path": url}, tmp_path / "served", top_k=8)
+        requests = len(stub.asked)
+        taught(given | {"teacher_path": url}, path, top_k=8)  # all is there
+        assert len(stub.asked) <= requests + 6
+        for changes, said in (
+            ({"temperature": 2.0}, "temperature=2: a server says"),
+            ({"nproc_per_node": 2}, "nproc_per_node has no effect with a server"),
+            ({"server_timeout": 0}, "server_timeout must be above 0"),
+            ({"model_path": None}, "model_path is wanted with the address of a server"),
+        ):
+            asked = {"teacher_path": url, "model_path": given["model_path"], "data_path": given["data_path"]} | changes
+            with pytest.raises(forge.SettingsError, match=said):
+                forge.teach(**asked, output=tmp_path / "no")
+    one, two = (load_file(each / "part_00000.safetensors") for each in (live, path))
+    of = {rows.tobytes(): at for at, rows in enumerate(by_sample(one, "input_ids", "offsets"))}
+    assert len(of) == len(two["offsets"]) - 1
+    for at, rows in enumerate(by_sample(two, "input_ids", "offsets")):
+        for array in ("positions", "ids", "logps", "rest"):
+            ours, theirs = by_sample(one, array, "starts")[of[rows.tobytes()]], by_sample(two, array, "starts")[at]
+            np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-4)
+    for fault, error, said in (
+        ("few", forge_algos.RolloutError, "start it with a higher limit"),
+        ("wrong model", forge.SettingsError, "whose tokenizer gives other ids"),
+        ("short", forge.SettingsError, "reads fewer than"),
+    ):
+        with served(kind, given["teacher_path"], fault=fault) as (url, _), pytest.raises(error, match=said):
+            taught(given | {"teacher_path": url}, tmp_path / fault, top_k=8)
+        assert not (tmp_path / fault).exists()
+    with pytest.raises(forge_algos.RolloutError, match="cannot be reached"):
+        taught(given | {"teacher_path": url}, tmp_path / "gone", top_k=8)
+
+
+def by_sample(part: dict[str, Any], array: str, ends: str) -> list[Any]:
+    """The rows of an array of a part, by sample."""
+    return np.split(part[array], part[ends][1:-1])
 
 
 @pytest.mark.slow

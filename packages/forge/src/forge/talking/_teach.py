@@ -23,6 +23,7 @@ from forge.talking._teacher_asked import Asking
 from forge.talking._teacher_output import TeacherOutput
 from forge.talking._teacher_processes import ask_by_processes, processes
 from forge.talking._teacher_rows import read_parts
+from forge.talking._teacher_server import ServedTeacher, is_server
 from forge.tasks.items._stored_teacher import StoredTeacher, vocabulary_digest
 
 _PART_BYTES = 2**28
@@ -106,6 +107,7 @@ def teach(
     on_bad_row: str = "error",
     max_bad_rows: float = 0.01,
     nproc_per_node: int | str | None = None,
+    server_timeout: float = 600.0,
     dry_run: bool = False,
 ) -> Taught:
     """Store a teacher's likeliest tokens at each learned token of some rows, once for many runs.
@@ -116,14 +118,15 @@ def teach(
     Args:
         data_path: Files, globs or directories of rows, or one, as for forge distill: those of the runs, held-out rows too.
         output: The directory that is written: 8 bytes for each of the top_k tokens of a learned token.
-        teacher_path: Directory or Hub name of the teacher.
+        teacher_path: Directory or Hub name of the teacher, or the address of a server of vLLM or SGLang that has it
+            (http://localhost:8000), with model_path.
         model_path: The model that will learn, whose chat template writes the rows; by default the teacher. Both need the same
             tokenizer.
         from_rows: The rows themselves hold what another program computed: input_ids with target_token_ids and target_logprobs
             (Axolotl), or prompt_token_ids with prompt_logprobs (vLLM). Then model_path is needed, and no teacher_path.
         top_k: How many tokens.
         temperature: Divisor of the teacher's logits, that of the runs.
-        data_format: As for forge distill, like all that follow but nproc_per_node and dry_run: format of the rows.
+        data_format: As for forge distill, like all that follow to max_bad_rows: format of the rows.
         train_on: What is learned.
         turns: In which form turns are learned.
         turn_end: Token that ends a learned turn.
@@ -140,6 +143,7 @@ def teach(
         max_bad_rows: Largest share of rows that may be left out.
         nproc_per_node: Processes that share the rows, each with the teacher on a device of its own: a number, or auto for one
             per accelerator. What they store is what one process does.
+        server_timeout: Seconds that a server may take for an answer.
         dry_run: Say how much would be written, and load no model.
 
     Returns:
@@ -150,6 +154,7 @@ def teach(
         RunDirectoryError: another command writes to output now.
         forge_data.DataError: there are no such rows, or they cannot be read.
         forge_dist.ModelError: the teacher cannot be loaded.
+        forge_algos.RolloutError: a server does not answer, or says less than top_k tokens.
         RunWriteError: a file cannot be written.
 
     """
@@ -174,10 +179,13 @@ def teach(
         raise SettingsError(
             "from_rows reads what a teacher said from the rows, and teacher_path asks one: give one of the two."
         )
-    teacher = find_model(teacher_path)
+    served = is_server(teacher_path)
+    if served:
+        _check_served(model_path, temperature, nproc_per_node, server_timeout)
+    teacher = teacher_path if served else find_model(teacher_path)
     student = teacher if model_path is None else find_model(model_path)
     kind = _Kind(tokenizer=forge_data.load_tokenizer(student), **how)
-    if forge_data.load_tokenizer(teacher).get_vocab() != kind.tokenizer.get_vocab():
+    if not served and forge_data.load_tokenizer(teacher).get_vocab() != kind.tokenizer.get_vocab():
         raise SettingsError(
             f"teacher_path {teacher}: its tokenizer gives other ids to tokens than that of model_path, so that its predictions "
             "are about other words. Take a teacher of the same family, or `forge distill --loss gold --teacher-path`."
@@ -200,11 +208,23 @@ def teach(
         read = {name: getattr(data, name) for name in reading}
         tokenizing = report.progress("tokenizing")
         store = forge_data.prepare(data_sets, student, scratch, format=data.data_format, **read, progress=tokenizing)
-        return _ask(store, teacher, kind, report, where)
+        return _ask(store, teacher, kind, report, where, server_timeout if served else None)
 
 
-def _ask(store: Any, teacher: str, kind: _Kind, report: Reporter, where: forge_dist.Topology) -> Taught:
-    """Write the parts that are not there yet."""
+def _check_served(model_path: str | None, temperature: float, nproc_per_node: int | str | None, timeout: float) -> None:
+    """Refuse what a teacher behind a server has not."""
+    if model_path is None:
+        raise SettingsError("model_path is wanted with the address of a server: the model whose chat template writes the rows.")
+    if temperature != 1:
+        raise SettingsError(f"temperature={temperature:g}: a server says the log-probabilities of temperature 1. Leave it out.")
+    if nproc_per_node is not None:
+        raise SettingsError("nproc_per_node has no effect with a server, which has the teacher itself.")
+    if not 0 < timeout < float("inf"):
+        raise SettingsError(f"server_timeout must be above 0 and finite, not {timeout}.")
+
+
+def _ask(store: Any, teacher: str, kind: _Kind, report: Reporter, where: forge_dist.Topology, timeout: float | None) -> Taught:
+    """Write the parts that are not there yet; with a time limit the teacher is a server's."""
     counts, width = store.loss_counts, min(kind.top_k, kind.vocabulary)
     samples = [index for index in range(len(store)) if counts[index]]
     if not samples:
@@ -213,11 +233,21 @@ def _ask(store: Any, teacher: str, kind: _Kind, report: Reporter, where: forge_d
     if kind.dry_run:
         return found
     parts = list(_divide(samples, counts, most=max(1, _PART_BYTES // (8 * width))))
+    sizes = [len(part) for part in parts]
+    if timeout is not None:
+        server = ServedTeacher(teacher, kind.tokenizer, timeout=timeout)
+        server.check(store, samples)
+        served: list[Any] = [store.fingerprint, server.model, kind.top_k, sizes]
+        with TeacherOutput(kind.folder) as output:
+            todo = output.begin(served, {"teacher": server.model, "parts": len(parts), **kind.about})
+            asked = {number: parts[number] for number in todo}
+            server.ask(asked, store, output.write, report, top_k=kind.top_k, vocabulary=kind.vocabulary)
+        return attrs.evolve(found, covered=StoredTeacher(kind.folder).covered())
     weights = stamps_of(Path(teacher), WEIGHTS) if Path(teacher).is_dir() else {}
     asking = Asking(
         teacher=teacher, store=str(store.path), top_k=kind.top_k, below=kind.vocabulary, temperature=kind.temperature
     )
-    about = [store.fingerprint, teacher, weights, kind.top_k, kind.temperature, asking.dtype, [len(part) for part in parts]]
+    about = [store.fingerprint, teacher, weights, kind.top_k, kind.temperature, asking.dtype, sizes]
     with TeacherOutput(kind.folder) as output:
         todo = output.begin(about, {"teacher": teacher, "parts": len(parts), **kind.about})
         if todo and where.role == "launcher":
