@@ -97,7 +97,19 @@ class Stub:
         del self.adapters[body["lora_name"]]
         return 200, f"Success: LoRA adapter '{body['lora_name']}' removed successfully."
 
+    def likeliest(self, ids: list[int], k: int) -> list[Any]:
+        """The k likeliest tokens and the one that is there, with log-probabilities, in the place of each but the first."""
+        with torch.no_grad():
+            logps = self.model(torch.tensor([ids])).logits[0].float().log_softmax(-1)[:-1]
+        values, tokens = logps.topk(min(k, 5) if self.fault == "few" else k)
+        tops = [dict(zip(*each, strict=True)) for each in zip(tokens.tolist(), values.tolist(), strict=True)]
+        return [top | {own: logps[at, own].item()} for at, (top, own) in enumerate(zip(tops, ids[1:], strict=True))]
+
     def post_v1_completions(self, body: Any) -> Any:
+        if "prompt_logprobs" in body:
+            places = self.likeliest(body["prompt"], body["prompt_logprobs"])
+            said = [{str(token): {"logprob": logp, "rank": 1} for token, logp in place.items()} for place in places]
+            return 200, {"choices": [{"index": 0, "text": "x", "prompt_logprobs": [None, *said]}]}
         return self.choices(body["model"], body["prompt"], {}, body)
 
     def post_inference_v1_generate(self, body: Any) -> Any:
@@ -243,6 +255,10 @@ class Stub:
         return {"rid": None, "http_worker_ipc": None, "success": True, "error_message": "", "loaded_adapters": loaded}
 
     def post_generate(self, body: Any) -> Any:
+        if "logprob_start_len" in body:
+            places = self.likeliest(body["input_ids"], body["top_logprobs_num"])
+            said = [[[logp, token, None] for token, logp in place.items()] for place in places]
+            return 200, {"text": "x", "meta_info": {"input_top_logprobs": [None, *said]}}
         model = self.adapters[body["lora_path"]] if "lora_path" in body else self.model
         several = isinstance(body["input_ids"][0], list)
         prompts = body["input_ids"] if several else [body["input_ids"]]

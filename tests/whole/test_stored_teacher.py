@@ -20,10 +20,11 @@ import forge_data
 import forge_dist
 from forge.locking._run_lock import RunLock
 from forge.talking import _teach, _teacher_output
-from forge.tasks.items._stored_teacher import StoredTeacher
+from forge.tasks.items._stored_teacher import StoredTeacher, part_key
 
 from ..ranks import run_on_ranks
 from .conftest import conversations, write_rows
+from .sampling_stub import served
 from .starts import metrics
 from .verbs import assert_two_ranks_as_one, run_verb
 
@@ -71,6 +72,78 @@ def test_equals_the_live_teacher(given: dict[str, Any], whole: Path, tmp_path: P
             for figure in ("loss", "kl", "eval_loss"):
                 assert (figure in ours) == (figure in theirs)
                 assert ours.get(figure, 0) == pytest.approx(theirs.get(figure, 0), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_server_says_what_the_teacher_does(kind: str, given: dict[str, Any], tmp_path: Path) -> None:
+    """A teacher behind vLLM's or SGLang's interface is stored as the one that is loaded; what is amiss is one error."""
+    live = taught(given, tmp_path / "live", top_k=8)
+    with served(kind, given["teacher_path"]) as (url, stub):
+        path = taught(given | {"teacher_path": url}, tmp_path / "served", top_k=8)
+        requests = len(stub.asked)
+        taught(given | {"teacher_path": url}, path, top_k=8)  # all is there
+        assert len(stub.asked) <= requests + 6
+        for changes, said in (
+            ({"temperature": 2.0}, "temperature=2: a server says"),
+            ({"nproc_per_node": 2}, "nproc_per_node has no effect with a server"),
+            ({"server_timeout": 0}, "server_timeout must be above 0"),
+            ({"model_path": None}, "model_path is wanted with the address of a server"),
+        ):
+            asked = {"teacher_path": url, "model_path": given["model_path"], "data_path": given["data_path"]} | changes
+            with pytest.raises(forge.SettingsError, match=said):
+                forge.teach(**asked, output=tmp_path / "no")
+    one, two = (load_file(each / "part_00000.safetensors") for each in (live, path))
+    of = {rows.tobytes(): at for at, rows in enumerate(by_sample(one, "input_ids", "offsets"))}
+    assert len(of) == len(two["offsets"]) - 1
+    for at, rows in enumerate(by_sample(two, "input_ids", "offsets")):
+        for array in ("positions", "ids", "logps", "rest"):
+            ours, theirs = by_sample(one, array, "starts")[of[rows.tobytes()]], by_sample(two, array, "starts")[at]
+            np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-4)
+    for fault, error, said in (
+        ("few", forge_algos.RolloutError, "start it with a higher limit"),
+        ("wrong model", forge.SettingsError, "whose tokenizer gives other ids"),
+        ("short", forge.SettingsError, "reads fewer than"),
+    ):
+        with served(kind, given["teacher_path"], fault=fault) as (url, _), pytest.raises(error, match=said):
+            taught(given | {"teacher_path": url}, tmp_path / fault, top_k=8)
+        assert not (tmp_path / fault).exists()
+    with pytest.raises(forge_algos.RolloutError, match="cannot be reached"):
+        taught(given | {"teacher_path": url}, tmp_path / "gone", top_k=8)
+
+
+def by_sample(part: dict[str, Any], array: str, ends: str) -> list[Any]:
+    """The rows of an array of a part, by sample."""
+    return np.split(part[array], part[ends][1:-1])
+
+
+@pytest.mark.slow
+def test_processes_share_the_rows(given: dict[str, Any], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes store what one does, to the bit, and nothing else; a wish that cannot be met is one error."""
+    monkeypatch.setattr(_teach, "_PART_BYTES", 400_000)
+    path = taught(given, tmp_path / "two", nproc_per_node=2)
+    names = [sorted(each.name for each in folder.iterdir() if each.name[0] != ".") for folder in (path, whole)]
+    assert names[0] == names[1]
+    assert not (path / ".logs").exists()
+    assert (path / "teacher.json").read_text() == (whole / "teacher.json").read_text()
+    for name in names[0][:-1]:
+        assert part_key(path / name) == part_key(whole / name)
+        two, one = load_file(path / name), load_file(whole / name)
+        assert two.keys() == one.keys()
+        assert all(two[each].tobytes() == one[each].tobytes() for each in one)
+    with pytest.raises(forge.SettingsError, match="nproc_per_node"):
+        taught(given, tmp_path / "none", nproc_per_node="two")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.lane
+@pytest.mark.slow
+def test_an_error_of_a_process_is_the_commands(given: dict[str, Any], tmp_path: Path) -> None:
+    """What a process that shares the rows raises is raised by the command, with its rank; nothing is left but a log."""
+    broken = tmp_path / "broken"
+    shutil.copytree(given["teacher_path"], broken)
+    (broken / "model.safetensors").write_bytes(b"")
+    with pytest.raises(forge_dist.ModelError, match="rank 0"):
+        taught(given | {"teacher_path": str(broken)}, tmp_path / "out", nproc_per_node=2)
 
 
 def test_goes_on_after_a_kill(given: dict[str, Any], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from forge_algos.online.rewards._rewards import Reward, check_reward, load_rewar
 from forge_algos.online.rollout._rollout import Rollout
 from forge_algos.online.sampling._generate import GenerateSampler
 from forge_algos.online.sampling._media_rows import SampledMedia
+from forge_algos.online.sampling._prompt_reader import PromptReader
 from forge_algos.online.sampling._remote import RemoteSampler
 from forge_algos.online.sampling._sampler import Completion, Sampler, draw_options
 from forge_algos.online.updates._beginnings import Beginnings
@@ -29,6 +30,7 @@ __all__ = [
     "GenerateSampler",
     "OnlineBatch",
     "Prompt",
+    "PromptReader",
     "RemoteSampler",
     "Reward",
     "RewardModel",

@@ -177,6 +177,11 @@ class DistillSettings:
                 "teacher_path, the directory or Hub name of a teacher, or teacher_logprobs, what `forge teach` wrote of one: "
                 f"give {'one of the two' if self.teacher_path is None else 'one, not both'}"
             )
+        if str(self.teacher_path).startswith(("http://", "https://")):
+            raise ValueError(
+                f"teacher_path={self.teacher_path} is the address of a server, which `forge teach` asks once: give what it "
+                "wrote as teacher_logprobs. A model's own completions (on_policy) need a teacher that is loaded"
+            )
         if self.teacher_logprobs is None:
             if self.teacher_rest != "class":
                 raise ValueError("teacher_rest has no effect without teacher_logprobs: a live teacher has all probabilities")

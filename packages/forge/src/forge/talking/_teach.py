@@ -12,27 +12,24 @@ from typing import Any
 
 import attrs
 
-import forge_accel
-import forge_algos
 import forge_data
 import forge_dist
-import forge_packing
 from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.saving._inputs import WEIGHTS, stamps_of
 from forge.talking._forgetting import as_columns
 from forge.talking._model import find_model
+from forge.talking._teacher_asked import Asking
 from forge.talking._teacher_output import TeacherOutput
+from forge.talking._teacher_processes import ask_by_processes, processes
 from forge.talking._teacher_rows import read_parts
+from forge.talking._teacher_server import ServedTeacher, is_server
 from forge.tasks._lint_check import check_kind
-from forge.tasks.items._samples import learned_positions
-from forge.tasks.items._stored_teacher import Part, StoredTeacher, vocabulary_digest
+from forge.tasks.items._stored_teacher import StoredTeacher, vocabulary_digest
 
 _PART_BYTES = 2**28
 """Bytes of a part's log-probabilities, about: what a kill loses is less than a part."""
-_MOST_TOKENS = 8192
-"""Tokens of a forward at most, or those of a longer row."""
 
 
 @attrs.frozen(kw_only=True)
@@ -111,6 +108,8 @@ def teach(
     max_samples: int | None = None,
     on_bad_row: str = "error",
     max_bad_rows: float = 0.01,
+    nproc_per_node: int | str | None = None,
+    server_timeout: float = 600.0,
     dry_run: bool = False,
 ) -> Taught:
     """Store a teacher's likeliest tokens at each learned token of some rows, once for many runs.
@@ -121,14 +120,15 @@ def teach(
     Args:
         data_path: Files, globs or directories of rows, or one, as for forge distill: those of the runs, held-out rows too.
         output: The directory that is written: 8 bytes for each of the top_k tokens of a learned token.
-        teacher_path: Directory or Hub name of the teacher.
+        teacher_path: Directory or Hub name of the teacher, or the address of a server of vLLM or SGLang that has it
+            (http://localhost:8000), with model_path.
         model_path: The model that will learn, whose chat template writes the rows; by default the teacher. Both need the same
             tokenizer.
         from_rows: The rows themselves hold what another program computed: input_ids with target_token_ids and target_logprobs
             (Axolotl), or prompt_token_ids with prompt_logprobs (vLLM). Then model_path is needed, and no teacher_path.
         top_k: How many tokens.
         temperature: Divisor of the teacher's logits, that of the runs.
-        data_format: As for forge distill, like all that follow but dry_run: format of the rows.
+        data_format: As for forge distill, like all that follow to max_bad_rows: format of the rows.
         train_on: What is learned.
         turns: In which form turns are learned.
         turn_end: Token that ends a learned turn.
@@ -143,6 +143,9 @@ def teach(
         max_samples: Rows that are read of each entry of data_path.
         on_bad_row: What becomes of a row that is refused.
         max_bad_rows: Largest share of rows that may be left out.
+        nproc_per_node: Processes that share the rows, each with the teacher on a device of its own: a number, or auto for one
+            per accelerator. What they store is what one process does.
+        server_timeout: Seconds that a server may take for an answer.
         dry_run: Say how much would be written, and load no model.
 
     Returns:
@@ -153,6 +156,7 @@ def teach(
         RunDirectoryError: another command writes to output now.
         forge_data.DataError: there are no such rows, or they cannot be read.
         forge_dist.ModelError: the teacher cannot be loaded.
+        forge_algos.RolloutError: a server does not answer, or says less than top_k tokens.
         RunWriteError: a file cannot be written.
 
     """
@@ -175,6 +179,8 @@ def teach(
     if teacher_path is None:
         if not from_rows:
             raise SettingsError("teacher_path is wanted, a teacher that is asked, or from_rows, what rows hold of one.")
+        if nproc_per_node is not None:
+            raise SettingsError("nproc_per_node has no effect with from_rows, which asks no teacher.")
         if model_path is None:
             raise SettingsError("model_path is wanted with from_rows: the model whose tokens the rows are of.")
         _refuse_unread({"data_format": data_format, **reading})
@@ -183,14 +189,18 @@ def teach(
         raise SettingsError(
             "from_rows reads what a teacher said from the rows, and teacher_path asks one: give one of the two."
         )
-    teacher = find_model(teacher_path)
+    served = is_server(teacher_path)
+    if served:
+        _check_served(model_path, temperature, nproc_per_node, server_timeout)
+    teacher = teacher_path if served else find_model(teacher_path)
     student = teacher if model_path is None else find_model(model_path)
     request = _Request(tokenizer=forge_data.load_tokenizer(student), **how)
-    if forge_data.load_tokenizer(teacher).get_vocab() != request.tokenizer.get_vocab():
+    if not served and forge_data.load_tokenizer(teacher).get_vocab() != request.tokenizer.get_vocab():
         raise SettingsError(
             f"teacher_path {teacher}: its tokenizer gives other ids to tokens than that of model_path, so that its predictions "
             "are about other words. Take a teacher of the same family, or `forge distill --loss gold --teacher-path`."
         )
+    where = processes(nproc_per_node)
     try:
         data_sets = attrs.fields_dict(forge_data.DataSettings)["data_path"].metadata["words"](files)
         data: Any = forge_data.DataSettings(data_path=data_sets, data_format=data_format, **reading)
@@ -202,11 +212,25 @@ def teach(
         tokenizing = report.progress("tokenizing")
         store = forge_data.prepare(data_sets, student, scratch, format=data.data_format, **read, progress=tokenizing)
         check_kind("teach", store, "supervised", "rows as forge distill: messages, prompt and completion, documents, or tokens")
-        return _ask(store, teacher, request, report)
+        return _ask(store, teacher, request, report, where, server_timeout if served else None)
 
 
-def _ask(store: Any, teacher: str, request: _Request, report: Reporter) -> Taught:
-    """Write the parts that are not there yet."""
+def _check_served(model_path: str | None, temperature: float, nproc_per_node: int | str | None, timeout: float) -> None:
+    """Refuse what a teacher behind a server has not."""
+    if model_path is None:
+        raise SettingsError("model_path is wanted with the address of a server: the model whose chat template writes the rows.")
+    if temperature != 1:
+        raise SettingsError(f"temperature={temperature:g}: a server says the log-probabilities of temperature 1. Leave it out.")
+    if nproc_per_node is not None:
+        raise SettingsError("nproc_per_node has no effect with a server, which has the teacher itself.")
+    if not 0 < timeout < float("inf"):
+        raise SettingsError(f"server_timeout must be above 0 and finite, not {timeout}.")
+
+
+def _ask(
+    store: Any, teacher: str, request: _Request, report: Reporter, where: forge_dist.Topology, timeout: float | None
+) -> Taught:
+    """Write the parts that are not there yet; with a time limit the teacher is a server's."""
     counts, width = store.loss_counts, min(request.top_k, request.vocabulary)
     samples = [index for index in range(len(store)) if counts[index]]
     if not samples:
@@ -214,63 +238,33 @@ def _ask(store: Any, teacher: str, request: _Request, report: Reporter) -> Taugh
     found = request.taught(samples=len(samples), tokens=int(counts.sum()), text=int(store.lengths[samples].sum()), width=width)
     if request.dry_run:
         return found
-    machine = forge_accel.accelerator()
-    device, dtype = machine.device.value, machine.dtype("auto").value
     parts = list(_divide(samples, counts, most=max(1, _PART_BYTES // (8 * width))))
+    sizes = [len(part) for part in parts]
+    if timeout is not None:
+        server = ServedTeacher(teacher, request.tokenizer, timeout=timeout)
+        server.check(store, samples)
+        served: list[Any] = [store.fingerprint, server.model, request.top_k, sizes]
+        with TeacherOutput(request.folder) as output:
+            todo = output.begin(served, {"teacher": server.model, "parts": len(parts), **request.about})
+            asked = {number: parts[number] for number in todo}
+            server.ask(asked, store, output.write, report, top_k=request.top_k, vocabulary=request.vocabulary)
+        return attrs.evolve(found, covered=StoredTeacher(request.folder).covered())
     weights = stamps_of(Path(teacher), WEIGHTS) if Path(teacher).is_dir() else {}
-    about = [store.fingerprint, teacher, weights, request.top_k, request.temperature, str(dtype), [len(part) for part in parts]]
+    asking = Asking(
+        teacher=teacher,
+        store=str(store.path),
+        top_k=request.top_k,
+        below=request.vocabulary,
+        temperature=request.temperature,
+    )
+    about = [store.fingerprint, teacher, weights, request.top_k, request.temperature, asking.dtype, sizes]
     with TeacherOutput(request.folder) as output:
         todo = output.begin(about, {"teacher": teacher, "parts": len(parts), **request.about})
-        if not todo:
-            return attrs.evolve(found, covered=StoredTeacher(request.folder).covered())
-        with report.taking(f"loading {teacher}", f"loaded {teacher}"):
-            model: Any = forge_dist.load_trained(teacher, dtype=dtype, device=device)
-        _check_positions(model, store, samples, teacher)
-        forge_algos.keep_documents_apart(model, device=device)
-        show, done, of = report.progress("asking the teacher"), 0, sum(len(parts[number]) for number in todo)
-        for number in todo:
-            part = parts[number]
-            lengths = store.lengths[part]
-            rows = forge_packing.divide(lengths, max_tokens=max(_MOST_TOKENS, int(lengths.max())))[0]
-            order = [part[int(at)] for row in rows for at in row]
-            batches = (forge_packing.collate([store[part[int(at)]] for at in row]) for row in rows)
-            answers = forge_algos.top_logps(
-                model, batches, k=request.top_k, below=request.vocabulary, temperature=request.temperature, device=device
-            )
-            output.write(number, _as_part(store, order, list(answers)))
-            done += len(part)
-            show(done, of)
+        if todo and where.role == "launcher":
+            ask_by_processes(asking, {number: parts[number] for number in todo}, output, where)
+        elif todo:
+            asking({number: parts[number] for number in todo}, store, output.write, report)
     return attrs.evolve(found, covered=StoredTeacher(request.folder).covered())
-
-
-def _check_positions(model: Any, store: Any, samples: Sequence[int], teacher: str) -> None:
-    """Raise SettingsError for a row beyond the teacher's table of positions."""
-    table = forge_dist.position_table(model)
-    longest = max(samples, key=lambda index: store.lengths[index])
-    if table is not None and store.lengths[longest] > table:
-        raise SettingsError(
-            f"{store.source(longest)} has {store.lengths[longest]:,} tokens, and teacher_path {teacher} has a table of "
-            f"{table:,} positions, beyond which it reads nothing. Take a teacher with more positions, or set max_seq_len to "
-            f"{table} here and in the runs."
-        )
-
-
-def _as_part(store: Any, order: Sequence[int], answers: Sequence[forge_algos.TopBatch]) -> Part:
-    """Return samples with the teacher's answers, in the order in which it was asked."""
-    import numpy as np
-
-    samples = [store[index] for index in order]
-    ids, logps, rest = (np.concatenate([getattr(each, name) for each in answers]) for name in ("ids", "logps", "rest"))
-    if not (np.isfinite(logps[:, 0]).all() and (logps < np.inf).all() and (rest < np.inf).all()):
-        raise SettingsError("teacher_path: the teacher's log-probabilities are not finite: its weights are NaN, or overflow.")
-    return Part(
-        rows=[str(store.source(index)) for index in order],
-        input_ids=[np.asarray(each.input_ids, np.int32) for each in samples],
-        positions=[learned_positions(each).astype(np.int32) for each in samples],
-        ids=ids,
-        logps=logps,
-        rest=rest,
-    )
 
 
 def _divide(samples: Sequence[int], counts: Any, *, most: int) -> Iterator[list[int]]:

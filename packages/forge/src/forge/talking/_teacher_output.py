@@ -19,7 +19,7 @@ class TeacherOutput:
     """The directory, which one command at a time writes to; without a part it is as it was."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._key = folder, ""
+        self.folder, self._key = folder, ""
         self._about: dict[str, Any] = {}
         self._made = not folder.exists()
         try:
@@ -38,7 +38,7 @@ class TeacherOutput:
         self._lock.release()
         if self._made:
             with contextlib.suppress(OSError):
-                self._folder.rmdir()  # which takes none but an empty one
+                self.folder.rmdir()  # which takes none but an empty one
 
     def begin(self, computed_of: Any, about: Mapping[str, Any]) -> list[int]:
         """Return the numbers of the parts that are not there.
@@ -52,16 +52,16 @@ class TeacherOutput:
 
         """
         self._key = hashlib.sha256(json.dumps(computed_of, sort_keys=True).encode()).hexdigest()
-        record = self._folder / RECORD
-        if not record.exists() and any(not each.name.startswith(".") for each in self._folder.iterdir()):
-            raise SettingsError(f"output {self._folder}: holds other files. Give a directory that is empty or not there.")
+        record = self.folder / RECORD
+        if not record.exists() and any(not each.name.startswith(".") for each in self.folder.iterdir()):
+            raise SettingsError(f"output {self.folder}: holds other files. Give a directory that is empty or not there.")
         if record.exists() and _key_of(record) != self._key:
             raise SettingsError(
-                f"output {self._folder}: holds what was computed from another teacher, other rows or other settings. Remove "
+                f"output {self.folder}: holds what was computed from another teacher, other rows or other settings. Remove "
                 "it, or give another output."
             )
         self._about = {"key": self._key, **about}
-        return [number for number in range(about["parts"]) if part_key(part_file(self._folder, number)) != self._key]
+        return [number for number in range(about["parts"]) if part_key(part_file(self.folder, number)) != self._key]
 
     def write(self, number: int, part: Part) -> None:
         """Write a part, and teacher.json before the first one.
@@ -70,11 +70,19 @@ class TeacherOutput:
             RunTakenOverError: another command writes to the directory now.
 
         """
+        write_part(part_file(self.folder, number), part, self.start())
+
+    def start(self) -> str:
+        """Write teacher.json, if it is not written; return the key of the parts.
+
+        Raises:
+            RunTakenOverError: another command writes to the directory now.
+        """
         self._lock.check()
         if self._about:
-            write_record(self._folder, self._about)
+            write_record(self.folder, self._about)
             self._about = {}
-        write_part(part_file(self._folder, number), part, self._key)
+        return self._key
 
 
 def _key_of(record: Path) -> Any:

@@ -29,7 +29,9 @@ Position = list[tuple[int, float]]
 """Tokens with their log-probabilities, the likeliest first."""
 
 
-class _Row(NamedTuple):
+class AnsweredRow(NamedTuple):
+    """A row with what a teacher said of it."""
+
     where: str
     input_ids: Sequence[int]
     answers: Mapping[int, tuple[Position, float]]
@@ -54,13 +56,13 @@ def read_parts(files: Sequence[Path], *, top_k: int, width: int | None, vocabula
             any.
 
     """
-    rows: list[_Row] = []
+    rows: list[AnsweredRow] = []
     learned, none = 0, True
     for row in _rows(files, top_k, vocabulary):
         if not row.answers:
             continue
         if rows and learned + len(row.answers) > most:
-            yield _part(rows, width)
+            yield part_of_rows(rows, width)
             rows, learned = [], 0
         rows.append(row)
         learned += len(row.answers)
@@ -69,10 +71,11 @@ def read_parts(files: Sequence[Path], *, top_k: int, width: int | None, vocabula
         raise SettingsError(
             f"data_path {', '.join(map(str, files))}: no row has a learned token with log-probabilities. Wanted are {_FORMS}."
         )
-    yield _part(rows, width)
+    yield part_of_rows(rows, width)
 
 
-def _part(rows: Sequence[_Row], width: int | None) -> Part:
+def part_of_rows(rows: Sequence[AnsweredRow], width: int | None) -> Part:
+    """Make a part of rows, `width` tokens a position; by default the longest answer's."""
     answers = [answer for row in rows for answer in row.answers.values()]
     K = width or max(len(known) for known, _ in answers)
     ids_MK, logps_MK = np.zeros((len(answers), K), np.int32), np.full((len(answers), K), -np.inf, np.float32)
@@ -88,7 +91,7 @@ def _part(rows: Sequence[_Row], width: int | None) -> Part:
     )
 
 
-def _rows(files: Sequence[Path], top_k: int, vocabulary: int) -> Iterator[_Row]:
+def _rows(files: Sequence[Path], top_k: int, vocabulary: int) -> Iterator[AnsweredRow]:
     for file in files:
         with file.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
@@ -96,7 +99,7 @@ def _rows(files: Sequence[Path], top_k: int, vocabulary: int) -> Iterator[_Row]:
                     yield _read(line, f"{file}:{number}", top_k, vocabulary)
 
 
-def _read(line: bytes, where: str, top_k: int, vocabulary: int) -> _Row:
+def _read(line: bytes, where: str, top_k: int, vocabulary: int) -> AnsweredRow:
     """Read a row. Raises SettingsError for other columns, and for no log-probabilities."""
     try:
         row = json.loads(line)
@@ -110,8 +113,8 @@ def _read(line: bytes, where: str, top_k: int, vocabulary: int) -> _Row:
     for at, given in enumerate(found):
         left_out = (mask is not None and not _is_set(mask[at])) or (labels is not None and labels[at] in (None, IGNORED))
         if at and given and not left_out:
-            answers[at] = _checked(given, top_k, vocabulary, f"{where}: token {at}")
-    return _Row(where, ids, answers)
+            answers[at] = checked_answer(given, top_k, vocabulary, f"{where}: token {at}")
+    return AnsweredRow(where, ids, answers)
 
 
 def _columns(row: Mapping[str, Any]) -> tuple[list[int], list[Position | None]]:
@@ -159,7 +162,7 @@ def _is_set(mask: Any) -> bool:
     return bool(any(mask) if isinstance(mask, Sequence) else mask)
 
 
-def _checked(given: Position, top_k: int, vocabulary: int, where: str) -> tuple[Position, float]:
+def checked_answer(given: Position, top_k: int, vocabulary: int, where: str) -> tuple[Position, float]:
     """Return the likeliest tokens, and the log of what is left.
 
     Raises:

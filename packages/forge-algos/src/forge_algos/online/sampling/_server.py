@@ -83,6 +83,8 @@ class Server(ABC):
 
     def __init__(self, url: str, *, timeout: float) -> None:
         self.url, self.timeout = url.rstrip("/"), timeout
+        self.limit = "sampler_timeout"
+        """Setting that says how long an answer may take."""
         self.model = ""
         """What requests name as their model."""
         self.longest: int | None = None
@@ -194,7 +196,7 @@ class Server(ABC):
 
     def _late(self, route: str) -> RolloutError:
         return RolloutError(
-            f"{self.name} at {self.url}{route} did not answer within sampler_timeout={self.timeout:g} seconds; raise it, or "
+            f"{self.name} at {self.url}{route} did not answer within {self.limit}={self.timeout:g} seconds; raise it, or "
             "look at the server"
         )
 

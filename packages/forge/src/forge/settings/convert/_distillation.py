@@ -128,7 +128,7 @@ def _axolotl(draft: Draft) -> None:
             "whole vocabulary",
         ),
         "kd_temperature_min": ((), "the temperature stays as it is"),
-        "kd_online_server_base_url": ((), "no server is asked here: store what it says once, and read it with forge teach"),
+        "kd_online_server_base_url": ((), "a server is asked once, for all runs: forge teach --teacher-path URL"),
     }
     for name, (same, why) in told.items():
         if own.get(name) is not None and own[name] not in same:

@@ -166,7 +166,8 @@ def _check_distillation(left: dict[str, Any]) -> None:
         given = f"{teacher!r} is the model that learns" if teacher else "is not given"
         raise RecipeError(
             f"teacher_model: {given}: a model that teaches itself, or a server that does, is no teacher of forge distill; "
-            "forge sdft teaches a model by itself with demonstrations (--verb sdft)."
+            "a server is asked once by `forge teach --teacher-path URL`, whose output is teacher_logprobs, and forge sdft "
+            "teaches a model by itself with demonstrations (--verb sdft)."
         )
 
 
