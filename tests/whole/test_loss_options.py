@@ -71,11 +71,13 @@ def test_tokens_are_chosen_alike_where_the_weights_are_divided(
     kind: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under fsdp2 on two ranks, with gathered weights in the forward that chooses."""
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     own = {"loss_type": kind, f"{kind}_ratio": 0.3, "num_iterations": 2, "learning_rate": 1e-2, "lr_scheduler": "constant"}
     own |= {"clip_cov_lb": -1.0} if kind == "clip_cov" else {}
     given = settings_of("grpo", model_dir, tmp_path) | own | {"strategy": "fsdp2", "validation_split": 0.0}
-    assert_two_ranks_as_one("grpo", given, tmp_path, ("loss", "grad_norm", "reward"))
+    # Losses near 0: advantages add up to nothing in a first update.
+    assert_two_ranks_as_one("grpo", given, tmp_path, ("loss", "grad_norm", "reward"), absolute=1e-6)
 
 
 def test_answers_without_a_kl_are_scored_alone(model_dir: Path, tmp_path: Path) -> None:
