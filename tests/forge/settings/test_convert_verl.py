@@ -138,8 +138,11 @@ def test_nothing_given_is_verls_default() -> None:
         ([f"{ACTOR}.use_kl_loss=True"], {"kl_weight": 0.001, "kl_in_reward": None}),
         (["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.1"], {"kl_weight": 0.1, "kl_in_reward": True}),
         (
-            ["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.type=adaptive", "algorithm.kl_ctrl.target_kl=0.2"],
-            {"kl_weight": 0.001, "kl_in_reward": True, "kl_target": 0.2, "kl_horizon": 10_000},
+            [
+                "algorithm.use_kl_in_reward=True",
+                *(f"algorithm.kl_ctrl.{key}" for key in ("type=adaptive", "target_kl=0.2", "horizon=500")),
+            ],
+            {"kl_weight": 0.001, "kl_in_reward": True, "kl_target": 0.2, "kl_horizon": 500},
         ),
         (["algorithm.kl_ctrl.type=adaptive"], {"kl_target": None, "kl_horizon": None}),
         ([f"{ACTOR}.entropy_coeff=0.01"], {"entropy_coef": 0.01}),

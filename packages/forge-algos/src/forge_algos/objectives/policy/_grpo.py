@@ -67,7 +67,7 @@ class GRPO(OnlineObjective[GRPOSettings]):
             self._control.follow(figures["kept_entropy"])
 
     def state(self) -> dict[str, float]:
-        """Return the coefficient and the last entropy, where one follows the other, and the weight of the KL likewise."""
+        """Return the numbers that follow something: of the entropy, and the weight of the KL."""
         return super().state() | ({} if self._control is None else self._control.state())
 
     def resume(self, state: Mapping[str, float]) -> None:

@@ -22,7 +22,7 @@ class KLControl:
         self.weight = float(settings.kl_weight)
 
     def follow(self, kl: float, completions: int) -> None:
-        """Take a rollout into account: the mean of its completions' KL, in nats a token, and their number."""
+        """Take a rollout into account: its completions' mean KL, in nats a token, and number."""
         error = min(max(kl / self._target - 1, -_MOST), _MOST)
         self.weight *= max(1 + error * completions / self._horizon, _LEAST)
 

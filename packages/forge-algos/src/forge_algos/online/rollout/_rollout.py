@@ -134,7 +134,7 @@ class Rollout:
 
     @property
     def completion_kl(self) -> NDArray[np.float64]:
-        """float64[B]: mean k1 from the reference, in nats a token; NaN without one and where it was not measured."""
+        """float64[B]: mean k1 from the reference, in nats a token; NaN where it was not measured."""
         if self.ref_logps is None:
             return np.full(len(self.groups), np.nan)
         each = np.split((self.old_logps - self.ref_logps).astype(np.float64), self.starts[1:-1])
