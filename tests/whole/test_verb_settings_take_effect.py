@@ -28,9 +28,9 @@ pytestmark = pytest.mark.usefixtures("unchecked_exports")
 MOVING = {"reference": "moving", "learning_rate": 1e-1, "max_steps": 3}
 ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 99.0, "max_steps": 3, "learning_rate": 1e-2}
 CLIP_COV = {"loss_type": "clip_cov", "clip_cov_lb": -9.0, "clip_cov_ratio": 0.5}
-STEERED = {"kl_weight": 5.0, "kl_in_reward": True, "kl_target": 0.1, "kl_horizon": 30, "num_iterations": 1, "max_steps": 3}
 AT_ONCE = {"num_iterations": 1, "max_steps": 3}
 """Of online verbs: a rollout a step, so that each has a reference that may have moved."""
+STEERED = {"kl_weight": 5.0, "kl_in_reward": True, "kl_target": 0.1, "kl_horizon": 30, **AT_ONCE, "learning_rate": 1e-1}
 
 # For every verb: its own settings, as (what is given beside it, and two values that must tell two runs apart; a mapping is a
 # value with what only it may have beside it).
