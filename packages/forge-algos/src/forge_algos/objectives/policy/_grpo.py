@@ -49,14 +49,17 @@ class GRPO(OnlineObjective[GRPOSettings]):
 
     @property
     def stats(self) -> tuple[str, ...]:
-        """Names of the sums, those of the entropy that is followed among them."""
-        return super().stats + (() if self._control is None else ("kept", "kept_entropy"))
+        """Names of the sums, those of chosen tokens and of the entropy that is followed among them."""
+        chosen = ("chosen",) if self.settings.policy.chooses else ()
+        return super().stats + chosen + (() if self._control is None else ("kept", "kept_entropy"))
 
     def figures(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
-        """Divide each sum.
+        """Divide each sum; `chosen` is the share of the tokens that were chosen by covariance.
         With `use_adaptive_entropy` `kept_entropy` is over the tokens that the policy learns from.
         """
         found = super().figures(sums, count)
+        if self.settings.policy.chooses:
+            found["chosen"] = sums["chosen"] / max(1.0, sums["tokens"])
         if self._control is None or not sums["kept"]:  # of a rollout's least certain tokens a step may have none
             return found
         return {**found, "kept_entropy": sums["kept_entropy"] / sums["kept"]}
