@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from .starts import metrics, untimed, weights
-from .verbs import run_verb, run_verb_killed, settings_of
+from .verbs import assert_two_ranks_as_one, run_verb, run_verb_killed, settings_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +27,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("grpo", {"loss_type": "gmpo"}),
     ("grpo", {"loss_type": "clip_cov", "clip_cov_ratio": 0.3, "clip_cov_lb": -1.0, "learning_rate": 1e-2}),
     ("grpo", {"loss_type": "kl_cov", "kl_cov_ratio": 0.3, "learning_rate": 1e-2}),
+    ("grpo", {"kl_weight": 0.5, "kl_in_reward": True, "kl_target": 1e-3, "kl_horizon": 40}),
     ("grpo", {"baseline": "optimal_token", "mask_truncated": True}),
     ("grpo", {"baseline": "greedy", "num_generations": 1, "kl_in_reward": True}),
     ("grpo", {"baseline": "none", "whiten": True, "kl_in_reward": True}),
@@ -62,6 +63,21 @@ def test_a_resume_and_another_cut_are_invisible(verb: str, more: dict[str, Any],
         [line[name] for line in metrics(each) for name in ("loss", "grad_norm") if name in line] for each in (alone, other)
     ]
     np.testing.assert_allclose(figures[1], figures[0], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.lane
+@pytest.mark.parametrize("kind", ["clip_cov", "kl_cov"])
+def test_tokens_are_chosen_alike_where_the_weights_are_divided(
+    kind: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under fsdp2 on two ranks, with gathered weights in the forward that chooses."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    own = {"loss_type": kind, f"{kind}_ratio": 0.3, "num_iterations": 2, "learning_rate": 1e-2, "lr_scheduler": "constant"}
+    own |= {"clip_cov_lb": -1.0} if kind == "clip_cov" else {}
+    given = settings_of("grpo", model_dir, tmp_path) | own | {"strategy": "fsdp2", "validation_split": 0.0}
+    # Losses near 0: advantages add up to nothing in a first update.
+    assert_two_ranks_as_one("grpo", given, tmp_path, ("loss", "grad_norm", "reward"), absolute=1e-6)
 
 
 def test_answers_without_a_kl_are_scored_alone(model_dir: Path, tmp_path: Path) -> None:

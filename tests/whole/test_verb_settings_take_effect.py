@@ -30,6 +30,7 @@ ADAPTIVE = {"use_adaptive_entropy": True, "entropy_target": 99.0, "max_steps": 3
 CLIP_COV = {"loss_type": "clip_cov", "clip_cov_lb": -9.0, "clip_cov_ratio": 0.5}
 AT_ONCE = {"num_iterations": 1, "max_steps": 3}
 """Of online verbs: a rollout a step, so that each has a reference that may have moved."""
+STEERED = {"kl_weight": 5.0, "kl_in_reward": True, "kl_target": 0.1, "kl_horizon": 30, **AT_ONCE, "learning_rate": 1e-1}
 
 # For every verb: its own settings, as (what is given beside it, and two values that must tell two runs apart; a mapping is a
 # value with what only it may have beside it).
@@ -195,6 +196,8 @@ CASES: dict[str, dict[str, tuple[dict[str, Any], Any, Any]]] = {
         "baseline": ({"scale_rewards": "none"}, "mean", "length"),
         "whiten": ({"scale_rewards": "none"}, False, True),
         "kl_in_reward": ({"kl_weight": 5.0}, False, True),
+        "kl_target": (STEERED, 0.1, 1e-6),
+        "kl_horizon": (STEERED, 30, 60),
         "multi_objective_aggregation": ({}, "sum_then_normalize", "normalize_then_sum"),
         "kl_weight": ({}, 0.05, 0.5),
         "reference": (AT_ONCE, "initial", {"reference": "moving", "reference_sync_steps": 1}),

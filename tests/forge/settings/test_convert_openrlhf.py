@@ -119,7 +119,7 @@ CASES: list[tuple[str, str, dict[str, Any], set[str]]] = [
     ),
     (
         "train_ppo_ray --advantage_estimator reinforce --remote_rm_url r.py "
-        "--pretrain m --actor_learning_rate 5e-7 --init_kl_coef 1e-4"
+        "--pretrain m --actor_learning_rate 5e-7 --init_kl_coef 1e-4 --kl_target 0.05"
         " --prompt_max_len 100 --generate_max_len 200 "
         "--n_samples_per_prompt 1 --vllm_num_engines 4 --actor_num_gpus_per_node 8",
         "grpo",
@@ -129,6 +129,8 @@ CASES: list[tuple[str, str, dict[str, Any], set[str]]] = [
             "whiten": True,
             "kl_in_reward": True,
             "kl_weight": 1e-4,
+            "kl_target": 0.05,
+            "kl_horizon": 10_000,
             "learning_rate": 5e-7,
             "max_prompt_len": 100,
             "max_new_tokens": 200,
@@ -139,7 +141,7 @@ CASES: list[tuple[str, str, dict[str, Any], set[str]]] = [
     ),
     (
         "train_ppo_ray --advantage_estimator group_norm --reward_pretrain a,b "
-        "--n_samples_per_prompt 4 --use_kl_loss --kl_estimator k2"
+        "--n_samples_per_prompt 4 --use_kl_loss --kl_estimator k2 --kl_target 0.05"
         " --max_len 200 --dynamic_filtering --dynamic_filtering_reward_range 0 1 --normalize_reward",
         "grpo",
         {
@@ -149,10 +151,12 @@ CASES: list[tuple[str, str, dict[str, Any], set[str]]] = [
             "max_group_reward": 1.0,
             "max_new_tokens": 100,
             "kl_in_reward": None,
+            "kl_target": None,
             "whiten": None,
         },
         {
             "reward.model_name_or_path",
+            "algo.kl.target",
             "algo.kl.estimator",
             "data.max_len",
             "algo.dynamic_filtering_enable",

@@ -137,6 +137,14 @@ def test_nothing_given_is_verls_default() -> None:
         ([f"{ACTOR}.clip_ratio_c=10.0"], {"dual_clip": 10.0}),
         ([f"{ACTOR}.use_kl_loss=True"], {"kl_weight": 0.001, "kl_in_reward": None}),
         (["algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.1"], {"kl_weight": 0.1, "kl_in_reward": True}),
+        (
+            [
+                "algorithm.use_kl_in_reward=True",
+                *(f"algorithm.kl_ctrl.{key}" for key in ("type=adaptive", "target_kl=0.2", "horizon=500")),
+            ],
+            {"kl_weight": 0.001, "kl_in_reward": True, "kl_target": 0.2, "kl_horizon": 500},
+        ),
+        (["algorithm.kl_ctrl.type=adaptive"], {"kl_target": None, "kl_horizon": None}),
         ([f"{ACTOR}.entropy_coeff=0.01"], {"entropy_coef": 0.01}),
         (
             [f"{ACTOR}.ppo_epochs=2", "data.train_batch_size=64", f"{ACTOR}.ppo_mini_batch_size=16"],
@@ -197,7 +205,6 @@ def test_what_keys_become(more: list[str], settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("more", "key"),
     [
-        (["algorithm.kl_ctrl.type=adaptive", "algorithm.use_kl_in_reward=True"], "algorithm.kl_ctrl.type"),
         ([f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_type=k2"], f"{ACTOR}.kl_loss_type"),
         (["data.custom_cls.path=x.py"], "data.custom_cls.path"),
         (

@@ -51,7 +51,7 @@ def reference_loss(model, made, settings, lots):
     keep = torch.ones(len(now))
     keep[chosen] = 0
     assert 0 < len(chosen) < len(could)
-    return (losses * keep).sum() / len(now), number
+    return (losses * keep).sum() / len(now), len(chosen)
 
 
 def step_of(model, batches, settings, **options):
@@ -72,7 +72,7 @@ def test_equals_the_paper_whatever_the_cut(kind):
     lots = whole[0].lots
     assert len(set(lots.tolist())) == len(made.old_logps)
     model.zero_grad()
-    loss, _ = reference_loss(model, made, settings, lots)
+    loss, number = reference_loss(model, made, settings, lots)
     loss.backward()
     wanted = gradients(model)
     longest = int(max(len(p) for p in made.prompt_ids) + made.lengths.max())
@@ -81,6 +81,7 @@ def test_equals_the_paper_whatever_the_cut(kind):
         output, found = step_of(model, batches, settings)
         assert output.loss == pytest.approx(loss.item(), rel=1e-5, abs=1e-6)
         assert distance(found, wanted) < 1e-5
+        assert output.figures["chosen"] == pytest.approx(number / len(made.old_logps))
     assert len(batches) > 3
 
     def on_rank(rank):

@@ -203,6 +203,11 @@ class GRPOSettings(GroupSettings):
             raise ValueError(f"num_generations must be at least 2, got {self.num_generations}: {remedy}")
         if self.kl_in_reward and not self.kl_weight:
             raise ValueError("kl_in_reward=True has no effect with kl_weight=0; set a weight, or leave it out")
+        if self.kl_target is not None and not self.kl_in_reward:
+            raise ValueError(
+                f"kl_target={self.kl_target} has no effect with kl_in_reward=False: it steers the weight of a KL in the "
+                "rewards; set kl_in_reward=True, or leave it out"
+            )
         self._check_alone(self.kl_in_reward, ("kl_estimator",), "with kl_in_reward=True, which subtracts k1")
         if self.whiten and self.scale in ("batch", "nonzero"):
             raise ValueError(f"scale_rewards={self.scale!r} has no effect with whiten=True, which divides by another deviation")

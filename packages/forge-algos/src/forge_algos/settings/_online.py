@@ -40,6 +40,11 @@ class OnlineSettings:
     """Number of completions of each prompt."""
     kl_weight: float = attrs.field(default=0.0, validator=number(kind=float))
     """Weight of the KL divergence from the reference; 0 needs no reference."""
+    kl_target: float | None = attrs.field(default=None, validator=above_or_none)
+    """KL divergence (k1) from the reference, in nats a token, that `kl_weight` steers for: after each rollout the weight rises
+    where its completions are further away, and falls where they are nearer (arXiv 1909.08593); by default it stays."""
+    kl_horizon: int = attrs.field(default=10_000, validator=number(kind=int, low=1))
+    """Number of completions in which kl_target changes the weight by a fifth, at most."""
     reference: PolicyReference = attrs.field(default="initial", validator=one_of(PolicyReference))
     """Reference of that divergence: the model that training starts from ("initial"),
     or one that follows the trained model ("moving"; TR-DPO, arXiv 2404.09656)."""
@@ -167,6 +172,11 @@ class OnlineSettings:
         if self.reward_timeout is not None and not self.reward:
             raise ValueError("reward_timeout has no effect without reward functions; leave it out, or set reward")
         self._check_alone(self.env is None, ("max_turns", "env_timeout"), "without env")
+        if self.kl_target is not None and not self.kl_weight:
+            raise ValueError(
+                f"kl_target={self.kl_target} has no effect with kl_weight=0, where the weight begins; set one, or leave it out"
+            )
+        self._check_alone(self.kl_target is None, ("kl_horizon",), "without kl_target")
         if self.reference == "moving" and not self.kl_weight:
             raise ValueError(
                 "reference='moving' has no effect with kl_weight=0, which reads no reference; set a weight, or leave it out"

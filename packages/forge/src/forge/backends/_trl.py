@@ -80,6 +80,7 @@ REFUSED: dict[str, str] = {
         ("dro_beta", "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "kl_cov_coef"), "TRL has no such loss"
     ),
     **dict.fromkeys(("baseline", "whiten", "kl_in_reward"), "TRL's GRPO subtracts the group's mean and has the KL in its loss"),
+    **dict.fromkeys(("kl_target", "kl_horizon"), "TRL's weight of the KL stays as it is"),
     "overlong_buffer": "TRL has it as a reward function: give reward one that subtracts it",
     **dict.fromkeys(
         ("on_equal_rewards", "max_resamples", "min_group_reward", "max_group_reward"), "TRL keeps groups of equal rewards"

@@ -146,6 +146,8 @@ ADDED = {
     **dict.fromkeys(("clip_cov_ratio", "kl_cov_ratio"), 2e-4),
     **dict.fromkeys(("clip_cov_lb", "kl_cov_coef", "sapo_temperature_pos"), 1.0),
     **dict.fromkeys(("importance_sampling_level", "off_policy_mask_threshold", "loss_reduction", "dro_beta", "dual_clip")),
+    "kl_target": None,
+    "kl_horizon": 10_000,
     "multi_objective_aggregation": "sum_then_normalize",
     "sapo_temperature_neg": 1.05,
     **dict.fromkeys(("vespo_k_pos", "vespo_lambda_neg"), 2.0),

@@ -113,6 +113,8 @@ RENAMED = {
             generate_max_len""",
         "kl_weight": "kl_coef kl_loss_coef init_kl_coef",
         "kl_cov_coef": "ppo_kl_coef",
+        "kl_target": "target_kl",
+        "kl_horizon": "horizon",
         "clip": "epsilon cliprange clip_ratio clip_ratio_low eps_clip",
         "clip_high": "epsilon_high clip_ratio_high",
         "dual_clip": "delta clip_ratio_c",

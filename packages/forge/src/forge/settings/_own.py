@@ -38,8 +38,8 @@ OWN = {
         "rloo": "normalize_advantages",
         "ppo, grpo and rloo": """reward reward_weights reward_clip_range reward_model_path on_reward_error
             clip clip_high updates_per_pass mask_truncated missing_eos_penalty
-            overlong_buffer kl_weight num_iterations reward_timeout env max_turns env_timeout sampler sampler_url
-            sampler_timeout tis_above tis_cap max_sampler_gap""",
+            overlong_buffer kl_weight kl_target kl_horizon num_iterations reward_timeout env max_turns env_timeout sampler
+            sampler_url sampler_timeout tis_above tis_cap max_sampler_gap""",
         "sft, osft, dpo, orpo, simpo, kto and reward": "normalize",
         "sft, dpo and all others but pretrain": "on_overflow",
         "sft, dpo and all others but pretrain and embed": "chat_template chat_template_kwargs system_prompt",

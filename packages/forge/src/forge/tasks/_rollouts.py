@@ -40,7 +40,7 @@ class RolloutSteps:
     """Steps of the online verbs: `updates` optimizer steps on each rollout."""
 
     def __init__(self, run: Run, objective: forge_algos.Objective, updates: int) -> None:
-        self.objective = objective
+        self.objective, self._policy = objective, cast("Any", objective)
         self._run, self._updates, self._own = run, updates, run.settings.objective
         self.average = moving_reference(run)
         self._reference: Any = None
@@ -136,6 +136,10 @@ class RolloutSteps:
 
         run.ranks.first(write)
         figures = {name: value for name, value in made.figures().items() if value == value}  # noqa: PLR0124 - NaN is not equal
+        if self._own.kl_target is not None:
+            figures["kl_weight"] = self._policy.kl_weight
+            known = made.completion_kl[~np.isnan(made.completion_kl)]
+            self._policy.after_rollout(float(known.mean()) if len(known) else 0.0, len(known))
         run.report.rollout_figures = shown_figures(figures)
         self._warn_of_cut_off(figures, planned)
         run.metrics({"step": planned * self._updates, **{f"rollout_{name}": value for name, value in figures.items()}})
@@ -253,12 +257,13 @@ class RolloutSteps:
             self._server.load()
             self._loaded = True
         forge_dist.doing("sampling completions and rewarding them")
+        own = self._own if self._own.kl_target is None else attrs.evolve(self._own, kl_weight=self._policy.kl_weight)
         with run.rounded():
             return forge_algos.online.make_rollout(
                 run.model,
                 self._sampler,
                 prompts.batch(rows),
-                settings=self._own,
+                settings=own,
                 rewards=self._rewards,
                 decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
                 decode_whole=tokenizer.decode,

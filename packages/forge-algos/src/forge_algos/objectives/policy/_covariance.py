@@ -10,7 +10,7 @@ from torch import nn
 from forge_algos._errors import LossError
 from forge_algos._parallel import Parallel
 from forge_algos.batches._online import OnlineBatch
-from forge_algos.losses import clip_cov_tokens, kl_cov_tokens
+from forge_algos.losses import LossTerms, clip_cov_tokens, kl_cov_tokens
 from forge_algos.objectives._objective import BeginsSteps
 from forge_algos.objectives._whole_step import random_state, set_random_state
 from forge_algos.objectives.policy._online import BoundOnline, OnlineObjective
@@ -72,6 +72,11 @@ class BoundChoosing(BoundOnline, BeginsSteps):
         assert low is not None
         bounds = {"share": s.clip_cov_ratio, "least": s.clip_cov_lb, "most": s.clip_cov_ub, "clip": low, "clip_high": high}
         return clip_cov_tokens(logps, old_logps, advantages, lots, **bounds)
+
+    def policy(self, batch: OnlineBatch, logps: torch.Tensor, entropy: torch.Tensor) -> LossTerms:
+        """Compute the policy's terms, and the number of chosen tokens."""
+        terms = super().policy(batch, logps, entropy)
+        return terms._replace(stats={**terms.stats, "chosen": self.chosen(batch)["chosen"].sum().to(logps)})
 
     def chosen(self, batch: OnlineBatch) -> dict[str, Any]:
         """Return bool[M], what was chosen of the batch's tokens.

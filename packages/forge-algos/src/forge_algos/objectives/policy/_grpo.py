@@ -10,7 +10,6 @@ from torch import nn
 from forge_algos.batches._online import OnlineBatch
 from forge_algos.heads._completions import to_float32
 from forge_algos.losses import LossTerms
-from forge_algos.objectives._objective import FollowsSteps
 from forge_algos.objectives.policy._covariance import BoundChoosing
 from forge_algos.objectives.policy._entropy_control import EntropyControl
 from forge_algos.objectives.policy._online import BoundOnline, OnlineObjective
@@ -20,7 +19,7 @@ _EPSILON = float(np.finfo(np.float32).eps)
 """Of the advantages, which are float32: a pair's loss is at most 15.9."""
 
 
-class GRPO(OnlineObjective[GRPOSettings], FollowsSteps):
+class GRPO(OnlineObjective[GRPOSettings]):
     """GRPO (arXiv 2402.03300): the clipped ratio times the group's advantage, plus the KL.
 
     The KL is `kl_weight` times an estimate to the reference, here or in the rewards (`kl_in_reward`). `settings.loss_type`
@@ -50,14 +49,17 @@ class GRPO(OnlineObjective[GRPOSettings], FollowsSteps):
 
     @property
     def stats(self) -> tuple[str, ...]:
-        """Names of the sums, those of the entropy that is followed among them."""
-        return super().stats + (() if self._control is None else ("kept", "kept_entropy"))
+        """Names of the sums, those of chosen tokens and of the entropy that is followed among them."""
+        chosen = ("chosen",) if self.settings.policy.chooses else ()
+        return super().stats + chosen + (() if self._control is None else ("kept", "kept_entropy"))
 
     def figures(self, sums: Mapping[str, float], count: float) -> dict[str, float]:
-        """Divide each sum.
+        """Divide each sum; `chosen` is the share of the tokens that were chosen by covariance.
         With `use_adaptive_entropy` `kept_entropy` is over the tokens that the policy learns from.
         """
         found = super().figures(sums, count)
+        if self.settings.policy.chooses:
+            found["chosen"] = sums["chosen"] / max(1.0, sums["tokens"])
         if self._control is None or not sums["kept"]:  # of a rollout's least certain tokens a step may have none
             return found
         return {**found, "kept_entropy": sums["kept_entropy"] / sums["kept"]}
@@ -68,11 +70,12 @@ class GRPO(OnlineObjective[GRPOSettings], FollowsSteps):
             self._control.follow(figures["kept_entropy"])
 
     def state(self) -> dict[str, float]:
-        """Return the coefficient and the last entropy, where one follows the other."""
-        return {} if self._control is None else self._control.state()
+        """Return the numbers that follow something: of the entropy, and the weight of the KL."""
+        return super().state() | ({} if self._control is None else self._control.state())
 
     def resume(self, state: Mapping[str, float]) -> None:
-        """Go on with that coefficient."""
+        """Go on with these."""
+        super().resume(state)
         if self._control is not None:
             self._control.resume(state)
 

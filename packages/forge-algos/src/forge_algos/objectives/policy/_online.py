@@ -14,13 +14,15 @@ from forge_algos.batches._packed import require
 from forge_algos.heads._completions import Completions, to_float32
 from forge_algos.losses import LossTerms, kl, policy_gradient
 from forge_algos.objectives._mean import require_totals
+from forge_algos.objectives._objective import FollowsSteps
+from forge_algos.objectives.policy._kl_control import KLControl
 from forge_algos.settings._online import OnlineSettings
 from forge_algos.settings._validators import check_settings
 
 S = TypeVar("S", bound=OnlineSettings)
 
 
-class OnlineObjective(Generic[S]):
+class OnlineObjective(FollowsSteps, Generic[S]):
     """Base class of an online method: the clipped ratio, weighed by the batch's advantages.
 
     A subclass overrides `loss_options` or `terms` where its loss has more than the clipped ratio. What couples completions is
@@ -36,6 +38,35 @@ class OnlineObjective(Generic[S]):
         """Take the method's settings, which are of `kind`."""
         check_settings(kind, settings)
         self.settings = settings
+        self._kl = None if settings.kl_target is None else KLControl(settings)
+
+    @property
+    def kl_weight(self) -> float:
+        """`kl_weight`, or what it has become with `kl_target`: that of the next rollout."""
+        return self.settings.kl_weight if self._kl is None else self._kl.weight
+
+    def after_rollout(self, kl: float, completions: int) -> None:
+        """Move the weight of the KL, where it follows a target.
+
+        Args:
+            kl: mean of the completions' KL, in nats a token, under the weights that sampled.
+            completions: of the rollout, that were measured.
+        """
+        if self._kl is not None and completions:
+            self._kl.follow(kl, completions)
+
+    def after_step(self, figures: Mapping[str, float]) -> None:
+        """Follow nothing: a rollout moves the weight of the KL."""
+        del figures
+
+    def state(self) -> dict[str, float]:
+        """Return the weight of the KL, where it follows a target."""
+        return {} if self._kl is None else self._kl.state()
+
+    def resume(self, state: Mapping[str, float]) -> None:
+        """Go on with that weight."""
+        if self._kl is not None:
+            self._kl.resume(state)
 
     @property
     def kind(self) -> str:

@@ -133,6 +133,14 @@ class Rollout:
         return found
 
     @property
+    def completion_kl(self) -> NDArray[np.float64]:
+        """float64[B]: mean k1 from the reference, in nats a token; NaN where it was not measured."""
+        if self.ref_logps is None:
+            return np.full(len(self.groups), np.nan)
+        each = np.split((self.old_logps - self.ref_logps).astype(np.float64), self.starts[1:-1])
+        return np.array([values.mean() for values in each if len(values)], np.float64)
+
+    @property
     def spread(self) -> float:
         """Largest difference of rewards between two completions of one prompt; 0 where none differ."""
         low, high = _bounds(self.rewards, self.groups, len(self.prompt_rows))

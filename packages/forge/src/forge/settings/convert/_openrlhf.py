@@ -404,10 +404,13 @@ def _kl(keys: Keys, verb: str, estimator: str) -> None:
     weight, kind = keys.get("algo.kl.init_coef", default=0.01), keys.get("algo.kl.estimator", default="k1")
     in_loss = keys.get("algo.kl.use_loss", default=False)
     keys.take("kl_weight", "algo.kl.init_coef", default=0.01)
-    keys.seen |= {"algo.kl.horizon"}
-    keys.lose("algo.kl.target", "the weight of the KL stays as it is here")
+    target, horizon = keys.get("algo.kl.target"), keys.get("algo.kl.horizon", default=10_000)
     if not weight:
         return
+    if target and verb != "ppo" and in_loss:
+        keys.lose("algo.kl.target", "kl_target steers the weight of a KL in the rewards, and this one is in the loss")
+    elif target:
+        keys.found |= {"kl_target": target, "kl_horizon": horizon}
     if verb == "ppo":
         if in_loss:
             keys.lose("algo.kl.use_loss", "the KL of ppo is in the reward here")

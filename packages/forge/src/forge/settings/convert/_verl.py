@@ -324,8 +324,9 @@ def _kl(keys: Keys, verb: str) -> None:
         keys.found["kl_in_reward"] = (True if of_reward else None) if verb == "grpo" else None
         if _PENALTIES.get(penalty) != "k1":
             keys.lost.append(f"algorithm.kl_penalty: {penalty!r}: the KL in the reward is k1 here")
-        if keys.get("algorithm.kl_ctrl.type", default="fixed") != "fixed":
-            keys.lost.append("algorithm.kl_ctrl.type: 'adaptive': the weight of the KL stays as it is here")
+        if of_reward and keys.get("algorithm.kl_ctrl.type", default="fixed") == "adaptive":
+            keys.take("kl_target", "algorithm.kl_ctrl.target_kl", default=0.1)
+            keys.take("kl_horizon", "algorithm.kl_ctrl.horizon", default=10_000)
     if in_loss and (in_reward or verb == "ppo"):
         keys.lost.append(f"{_A}.use_kl_loss: True: the KL is in the reward here, and in it alone")
     elif in_loss:
