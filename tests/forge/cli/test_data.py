@@ -50,9 +50,10 @@ def test_statuses_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_help_loads_no_transformers() -> None:
-    """`forge data --help` is instant: neither torch nor transformers nor datasets."""
+    """`forge data --help` is instant: neither torch nor transformers nor datasets; and forge-data knows whose process it is."""
     code = (
-        "import sys\nfrom forge.cli._app import main\nmain(['data', '--help'])\n"
+        "import sys\nfrom forge.cli._app import main\nfrom forge_data._uncollected import _of_one_command as own\n"
+        "main(['data', '--help'])\nassert not own\nsys.argv = ['forge', 'data', '--help']\nmain()\nassert own\n"
         "assert not {'torch', 'transformers', 'datasets'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

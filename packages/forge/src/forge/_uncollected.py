@@ -16,6 +16,11 @@ def process_of_one_command() -> None:
     _of_one_command[:] = [True]
 
 
+def is_process_of_one_command() -> bool:
+    """Return whether `process_of_one_command` was called."""
+    return bool(_of_one_command)
+
+
 @contextmanager
 def uncollected() -> Iterator[None]:
     """Leave garbage alone inside the block, which imports libraries.

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from forge_data._errors import ForgeDataError, printable
 from forge_data._options import LEARNED_ENDS, ON_BAD_PAIR, ON_BAD_ROW, ON_OVERFLOW, TURNS
 from forge_data._settings import MAX_BAD_ROWS
+from forge_data._uncollected import process_of_one_command
 from forge_data.cli import _commands
 
 
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "forge-data") -> int:
     """Run the command line and return its exit status; bad input is one line on stderr."""
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
-        return run(argv, prog)
+        return run(argv, prog, own_process=argv is None)
     except _Terminated:
         sys.stderr.write(f"{prog}: terminated.\n")
         return 143
@@ -53,12 +54,19 @@ def _terminate(*_: object) -> None:
     raise _Terminated("SIGTERM")
 
 
-def run(argv: Sequence[str] | None = None, prog: str = "forge-data") -> int:
+def run(argv: Sequence[str] | None = None, prog: str = "forge-data", *, own_process: bool = False) -> int:
     """Run the command line and return its exit status; errors pass through to the caller.
+
+    Args:
+        argv: words; those of this process by default.
+        prog: name of the command in help and errors.
+        own_process: whether this process runs the command alone and ends with it.
 
     Raises:
         ForgeDataError: bad input, with flags in place of settings in its message.
     """
+    if own_process:
+        process_of_one_command()
     try:
         words = _parsed(argv, prog)
     except SystemExit as done:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_data._errors import TokenizerError
+from forge_data._uncollected import uncollected
 from forge_data._values import parsed_json
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def load_tokenizer(model_path: str | os.PathLike[str]) -> "PreTrainedTokenizerBa
             "Hugging Face Hub such as 'HuggingFaceTB/SmolLM2-135M-Instruct'"
         )
     try:
-        tokenizer: Any = _loader(local if is_dir else None)(str(local) if is_dir else name, trust_remote_code=False)
+        with uncollected():
+            tokenizer: Any = _loader(local if is_dir else None)(str(local) if is_dir else name, trust_remote_code=False)
     except Exception as error:
         # transformers raises OSError, ValueError, KeyError, TypeError or its libraries' own, by what is missing.
         raise TokenizerError(_not_loaded(name, local if is_dir else None, error)) from error

@@ -23,7 +23,7 @@ from forge._error_chain import error_chain
 from forge._errors import PreemptedError
 from forge._printable import printable
 from forge._stderr import StandardError
-from forge._uncollected import process_of_one_command, uncollected
+from forge._uncollected import is_process_of_one_command, process_of_one_command, uncollected
 from forge.cli._flags import as_flags
 from forge.cli._options import command_of
 from forge.cli._output import open_closed_streams, take_any_text
@@ -408,7 +408,7 @@ def _data() -> Callable[..., int]:
     def data(*words: Annotated[str, cyclopts.Parameter(show=False, allow_leading_hyphen=True)]) -> int:
         from forge_data.__main__ import run as run_data
 
-        return run_data(words, prog="forge data")
+        return run_data(words, prog="forge data", own_process=is_process_of_one_command())
 
     return data
 
