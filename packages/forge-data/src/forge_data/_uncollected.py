@@ -18,7 +18,7 @@ def process_of_one_command() -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Leave garbage alone inside the block, which imports libraries, where the process runs one command.
+    """Leave garbage alone inside the block, which imports libraries, if the process is ours.
 
     transformers, and torch that it takes along, make half a million objects, at which Python would look again and again: a
     quarter of the processor time of a command with few rows.
