@@ -340,6 +340,28 @@ def test_several_ends_of_an_answer(tmp_path, ends, eot, eom):
     assert [field and field.contents() for field in found] == [eot, eom]
 
 
+def test_chat_templates_by_name(tmp_path):
+    """Those of a tokenizer that has several stand under their names, as the gguf library writes them."""
+    model, tokenizer = model_of("llama-tied"), tokenizer_of()
+    default = tokenizer.chat_template
+    tokenizer.chat_template = {"default": default, "tool_use": "tools" + default, "r-a.g": "rag"}
+    given = {"tokenizer": tokenizer, "dtype": "float32", "name": "tiny"}
+    file = export_gguf(model, tmp_path / "m.gguf", **given)
+    check_gguf(model, file, ROWS, **given)
+    writer = gguf.GGUFWriter(tmp_path / "theirs.gguf", "llama")
+    writer.add_chat_template([{"name": name, "template": text} for name, text in tokenizer.chat_template.items()])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    found = [
+        {key: field.contents() for key, field in gguf.GGUFReader(each).fields.items() if "chat_template" in key}
+        for each in (file, tmp_path / "theirs.gguf")
+    ]
+    assert len(found[0]) == 4
+    assert sorted(found[1].pop("tokenizer.chat_templates")) == found[0].pop("tokenizer.chat_templates")
+    assert found[0] == found[1]
+
+
 def test_q8_0_is_what_the_gguf_library_makes(tmp_path):
     """Blocks of 32 numbers: the library's own rounding, to the byte, of a tensor that needs no other order."""
     model, file, _ = written(tmp_path, "qwen2", "q8_0")

@@ -138,7 +138,7 @@ def tokenizer_fields(tokenizer: "PreTrainedTokenizerBase", vocab_size: int, wher
         "tokenizer.ggml.add_bos_token": begin,
         "tokenizer.ggml.add_eos_token": end,
         "tokenizer.ggml.add_space_prefix": pieces and _space_comes_first(fast),
-        "tokenizer.chat_template": _template(fast),
+        **_templates(fast),
     }
     if pieces:
         fields |= sentencepiece_fields(backend, tokens, kinds, where)
@@ -298,6 +298,17 @@ def _special_tokens_around(tokenizer: Any) -> tuple[bool, bool]:
 def _template(tokenizer: Any) -> str | None:
     template = tokenizer.chat_template
     return template.get("default") if isinstance(template, dict) else template
+
+
+def _templates(tokenizer: Any) -> dict[str, Any]:
+    """Return the field of the chat template, and those of further ones (`tool_use`)."""
+    given = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
+    further = {re.sub("[^0-9A-Za-z]", "_", name): text for name, text in given.items() if name != "default"}
+    return {
+        "tokenizer.chat_template": _template(tokenizer),
+        **{f"tokenizer.chat_template.{name}": text for name, text in further.items()},
+        "tokenizer.chat_templates": sorted(further) or None,
+    }
 
 
 def _prove_fields(tokenizer: Any, fields: Mapping[str, Any], left_out: set[str], where: Path) -> None:
