@@ -301,7 +301,7 @@ def _template(tokenizer: Any) -> str | None:
 
 
 def _templates(tokenizer: Any) -> dict[str, Any]:
-    """Return the chat template's field, and those of further ones by name: `tool_use` and the like."""
+    """Return the field of the chat template, and those of further ones (`tool_use`)."""
     given = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
     further = {re.sub("[^0-9A-Za-z]", "_", name): text for name, text in given.items() if name != "default"}
     return {
