@@ -153,6 +153,7 @@ def test_the_file_of_a_merged_adapter_holds_what_was_computed_with(
 
 
 @pytest.mark.slow
+@pytest.mark.lane
 def test_what_is_asked_and_scored_is_the_model_of_the_file(
     given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], unchecked_exports: None
 ) -> None:

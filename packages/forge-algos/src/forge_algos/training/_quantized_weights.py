@@ -132,8 +132,8 @@ class QuantizedWeights:
         """Take a model as the optimizer has it, wrapped and divided or not.
 
         Args:
-            model: without an adapter, or with LoRA, rsLoRA or DoRA; its weights may be divided by rows (FSDP2), or by columns of
-                whole blocks.
+            model: without an adapter, or with LoRA, rsLoRA or DoRA; its weights may be divided by rows (FSDP2), or by columns
+                of whole blocks.
             kinds: name of each weight that is rounded, as it is once an adapter is merged → its type, as of `fake_quantize`;
                 trained or frozen.
 
