@@ -153,6 +153,7 @@ def test_the_file_of_a_merged_adapter_holds_what_was_computed_with(
 
 
 @pytest.mark.slow
+@pytest.mark.lane
 def test_what_is_asked_and_scored_is_the_model_of_the_file(
     given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], unchecked_exports: None
 ) -> None:
@@ -239,6 +240,7 @@ WAYS = {
     "cp_size": {"strategy": "fsdp2", "cp_size": 2},
     "checkpointing": {"strategy": "fsdp2", "activation_checkpointing": "full", "gather_dtype": "float32"},
     "lora fsdp2": {"strategy": "fsdp2", **LORA},
+    "lora hsdp": {"strategy": "hsdp", "shard_size": 2, **LORA},
     "lora ddp": {"strategy": "ddp", **LORA},
     "lora zero2": {"strategy": "zero2", **LORA},
     "rslora fsdp2": {"strategy": "fsdp2", **MERGED["rslora"], "init_lora_weights": "default"},
@@ -246,15 +248,20 @@ WAYS = {
 }
 
 
+DIVISION = ("strategy", "cp_size", "shard_size", "gather_dtype")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ci_keeps(["fsdp2", "lora fsdp2"], list(WAYS)))
-def test_two_ranks_train_what_one_process_does(way: str, given: dict[str, Any], tmp_path: Path) -> None:
+def test_ranks_train_what_one_process_does(way: str, given: dict[str, Any], tmp_path: Path) -> None:
     """Losses, held-out loss before and after, and the exported model."""
     if WAYS[way]["strategy"].startswith("zero"):
         pytest.importorskip("deepspeed")
-    own = {name: value for name, value in WAYS[way].items() if name not in ("strategy", "cp_size", "gather_dtype")}
+    own = {name: value for name, value in WAYS[way].items() if name not in DIVISION}
     alone = forge.sft(**given | own, ckpt_output_dir=tmp_path / "alone")
-    found = run_on_ranks(sft, 2, {**given, **WAYS[way], "ckpt_output_dir": str(tmp_path / "two")}, joined=False)
+    found = run_on_ranks(
+        sft, 4 if "hsdp" in way else 2, {**given, **WAYS[way], "ckpt_output_dir": str(tmp_path / "two")}, joined=False
+    )
     for name in ("loss", "eval_loss"):
         figures = [[line[name] for line in metrics(tmp_path / run) if name in line] for run in ("two", "alone")]
         assert figures[0] == pytest.approx(figures[1], rel=1e-6), name

@@ -439,7 +439,7 @@ def compare_model(path: Path, identity: Mapping[str, str], paths: Mapping[str, s
             f"ckpt_output_dir {path}: holds a run of forge {verb}, and this is forge {identity['verb']}. Give another "
             "ckpt_output_dir."
         )
-    for name in sorted((identity.keys() | known.keys()) - {"run", "verb", STORES, ORDER, TURN_END}):
+    for name in sorted((identity.keys() | known.keys()) - {"run", "verb", "qat", STORES, ORDER, TURN_END}):
         if name == "base_model" and not (name in known and name in identity):
             continue  # other new tokens than before: the comparison of settings says so
         if name in _MODELS and not (name in known and name in identity):
