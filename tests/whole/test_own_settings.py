@@ -71,7 +71,7 @@ def test_a_file_twice(model_dir: Path, files: dict[str, str], tmp_path: Path) ->
     """A list in a recipe, or a path twice in a shell, reads a file in two ways; config.yaml repeats the list."""
     entries = [
         {"path": files["texts"], "rename_columns": ASKED},
-        {"path": files["texts"], "rename_columns": ASKED, "data_format": "axolotl:alpaca", "train_on_turn_end": "none"},
+        {"path": files["texts"], "rename_columns": ASKED, "data_format": "axolotl:alpaca", "random_rows": 3},
     ]
     recipe, run = tmp_path / "recipe.yaml", tmp_path / "run"
     recipe.write_text(yaml.safe_dump({"data_path": entries, "model_path": str(model_dir), "ckpt_output_dir": str(run), **FEW}))
@@ -80,7 +80,10 @@ def test_a_file_twice(model_dir: Path, files: dict[str, str], tmp_path: Path) ->
     words = as_words({"data_path": entries})
     assert main(["sft", str(recipe), *words, "--max-steps", "2", *KEEP]) == 0
     store = forge_data.TokenStore.open(run / "data" / "train")
-    assert [store.source(at) for at in (0, 8)] == ["texts.jsonl#1:1", "texts.jsonl#2:1"]
+    read = [store.source(at) for at in range(len(store))]
+    assert read == [*(f"texts.jsonl#1:{row}" for row in range(1, 9)), *(f"texts.jsonl#2:{row}" for row in (3, 5, 7))]
+    words[-1] = words[-1].replace('"random_rows": 3', '"random_rows": 2')
+    assert main(["sft", str(recipe), *words, "--max-steps", "3", *KEEP]) == 2
 
 
 def test_what_is_refused(model_dir: Path, files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -954,18 +954,6 @@ def test_simpo_has_the_likelihood_that_it_has_there(text: str, alpha: str, there
             "of a tokenizer that has none, chat_template=chatml is one",
         ),
         (AXOLOTL + "chat_template_jinja: '{{ x }}'\n", "write it to a file"),
-        (
-            AXOLOTL + "datasets: [{path: a.jsonl, type: chat_template}, {path: b.jsonl, type: completion}]\n",
-            "datasets[].type: completion: longer texts are cut into several there",
-        ),
-        (
-            AXOLOTL + "datasets: [{path: a.jsonl, type: chat_template}, {path: a.jsonl, type: alpaca}]\n",
-            "datasets[].path: 'a.jsonl': is there twice",
-        ),
-        (
-            AXOLOTL + "train_on_inputs: true\ndatasets: [{path: a, type: chat_template}, {path: b, type: alpaca}]\n",
-            "train_on_inputs: True: of conversations every message is learned there, and of other rows all",
-        ),
         (AXOLOTL + "rl: dpo\ndpo_label_smoothing: 0.1\n", "dpo_label_smoothing: 0.1: loss_type=sigmoid reads none"),
         (FACTORY.format(stage="pt") + "cutoff_len: 64\npacking: false\n", "packing: False: documents are cut into blocks"),
         (
@@ -1012,11 +1000,7 @@ def test_simpo_has_the_likelihood_that_it_has_there(text: str, alpha: str, there
             AXOLOTL + "rl: dpo\ndatasets: [{path: a, roles_to_train: [user]}]\n",
             "roles_to_train: ['user']: here: name the roles in",
         ),
-        (
-            AXOLOTL + "datasets: [{path: a, roles_to_train: [user]}, {path: b, roles_to_train: [gpt]}]\n",
-            "datasets[].roles_to_train: ['gpt']: one train_on holds for all data sets",
-        ),
-        (AXOLOTL + "datasets: [{path: a, shards: 10}]\n", "shards: 10: a part of the rows"),
+        (AXOLOTL + "datasets: [{path: a, shards: 10, shards_idx: 3}]\n", "shards: 10: a part of the rows"),
         (AXOLOTL + "fsdp_config: {ignored_modules: [x]}\n", "fsdp_config.ignored_modules: ['x']: all weights are divided"),
         (
             AXOLOTL + "special_tokens: {eos_token: <x>}\n",
@@ -1055,6 +1039,52 @@ def test_prompt_types(kind: str) -> None:
     assert found.settings["data_format"] == f"axolotl:{kind}"
     assert about(found) == set()
     assert "datasets[].type" in about(converted(AXOLOTL + f"rl: dpo\ndatasets: [{{path: a.jsonl, type: {kind}}}]\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "data_path"),
+    [
+        (
+            "datasets: [{path: a.jsonl, type: chat_template}, {path: b.jsonl, type: completion}]\nsequence_len: 64\n",
+            {"a.jsonl": {"data_format": "messages"}, "b.jsonl": {"data_format": "text", "on_overflow": "split"}},
+        ),
+        (
+            "datasets: [{path: a.jsonl, type: chat_template, roles_to_train: [user]}, {path: a.jsonl, type: alpaca}]\n",
+            [
+                {"path": "a.jsonl", "data_format": "messages", "train_on": "user"},
+                {"path": "a.jsonl", "data_format": "axolotl:alpaca"},
+            ],
+        ),
+        (
+            "train_on_inputs: true\ndatasets: [{path: a.jsonl, type: chat_template}, {path: b.jsonl, type: alpaca}]\n",
+            {
+                "a.jsonl": {"data_format": "messages", "train_on": "user,assistant,system,tool"},
+                "b.jsonl": {"data_format": "axolotl:alpaca", "train_on": "all"},
+            },
+        ),
+        (
+            "datasets: [{path: a.jsonl, type: chat_template, roles_to_train: [user], train_on_eos: last},"
+            " {path: b.jsonl, type: chat_template, roles_to_train: [gpt], train_on_eos: none}]\n",
+            {
+                "a.jsonl": {"train_on": "user", "train_on_turn_end": "last"},
+                "b.jsonl": {"train_on_turn_end": "none"},
+            },
+        ),
+        (
+            "datasets: [{path: a.jsonl, type: chat_template, train_on_eos: none}, {path: b.jsonl, type: alpaca, shards: 10}]\n",
+            {
+                "a.jsonl": {"data_format": "messages", "train_on_turn_end": "none"},
+                "b.jsonl": {"data_format": "axolotl:alpaca", "random_rows": 0.1},
+            },
+        ),
+    ],
+)
+def test_what_data_sets_have_of_their_own(text: str, data_path: object) -> None:
+    """Roles, ends, parts, cut texts and a file that is there twice are an entry's; nothing of them is lost."""
+    found = converted(AXOLOTL + text)
+    assert found.settings["data_path"] == data_path
+    assert not [line for line in found.lost if line.startswith(("datasets", "train_on"))]
+    resolve(task_of("sft").settings, ("recipe", {"ckpt_output_dir": "r", **found.settings}))
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,6 @@ def test_whose_messages_are_learned(text: str, train_on: str | None) -> None:
         ("datasets: [{path: a, type: chat_template, train_on_eot: none, train_on_eos: none}]\n", "none"),
         ("datasets: [{path: a, type: chat_template, train_on_eot: all}]\n", "all"),
         ("datasets: [{path: a, type: chat_template, train_on_eos: turn}]\n", None),
-        ("datasets: [{path: a, type: chat_template, train_on_eos: all}, {path: b, type: alpaca}]\n", "all"),
         # Of text the EOS is learned there, whatever this says.
         ("datasets: [{path: a, type: alpaca, train_on_eos: none}]\n", None),
         ("train_on_eos: all\n", "all"),
@@ -347,14 +346,6 @@ def test_what_deepspeed_changes_is_listed(tmp_path: Path) -> None:
         (
             "datasets: [{path: a, type: chat_template, train_on_eos: all, train_on_eot: last}]\n",
             "train_on_eos: 'all': a turn has one end, of which train_on_eot says whether it is learned",
-        ),
-        (
-            "datasets: [{path: a, type: chat_template, train_on_eos: all}, {path: b, type: chat_template}]\n",
-            "train_on_eos: 'turn': one train_on_turn_end holds for all data sets",
-        ),
-        (
-            "datasets: [{path: a, type: chat_template, train_on_eos: none}, {path: b, type: alpaca}]\n",
-            "train_on_eos: 'none': of texts the EOS is learned there all the same",
         ),
         (
             "datasets: [{path: a, message_field_training_detail: d}]\n",

@@ -26,6 +26,7 @@ PAGE = (ROOT / "docs" / "migrating" / "ms-swift.md").read_text()
 (RECIPE,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 TABLE = json.loads((Path(__file__).parent / "library_defaults.json").read_text())["ms_swift 4.6.0"]
 HUB = "AI-MO/NuminaMath-TIR"
+NINE = {"random_rows": 9}
 
 
 def of(command: str = "sft", flags: str = "", before: str = "", verb: str | None = None) -> Any:
@@ -130,15 +131,16 @@ def test_how_many_gpus_may_be_open() -> None:
     ("dataset", "settings"),
     [
         ("a.jsonl b.jsonl", {"data_path": ["a.jsonl", "b.jsonl"]}),
-        ("a.jsonl#9 ./rows/b.jsonl#9", {"data_path": ["a.jsonl", "./rows/b.jsonl"], "max_samples": 9}),
+        ("a.jsonl#9 ./rows/b.jsonl#9", {"data_path": {"a.jsonl": NINE, "./rows/b.jsonl": NINE}}),
+        ("a.jsonl#9 b.jsonl", {"data_path": {"a.jsonl": NINE, "b.jsonl": {}}}),
         (HUB, {"data_path": f"{HUB}:train"}),
-        (f"{HUB}#70", {"data_path": f"{HUB}:train[:70]"}),
-        ("HF::org/name#70", {"data_path": "org/name:train[:70]"}),
+        (f"{HUB}#9", {"data_path": {f"{HUB}:train": NINE}}),
+        ("HF::org/name#9", {"data_path": {"org/name:train": NINE}}),
         ("AI-ModelScope/alpaca-gpt4-data-zh", {"data_path": "llm-wizard/alpaca-gpt4-data-zh:train"}),
     ],
 )
 def test_data_sets(dataset: str, settings: dict[str, Any]) -> None:
-    """Files, names of a hub, and the first rows of each."""
+    """Files, names of a hub, and so many rows of each at random."""
     found = of(flags=f"--dataset {dataset}")
     assert {name: found.settings.get(name) for name in ("data_path", *settings)} == settings
     assert not found.lost
@@ -151,7 +153,6 @@ def test_data_sets(dataset: str, settings: dict[str, Any]) -> None:
         ("swift/self-cognition#500", "{{NAME}}"),
         ("org/name", "a name of ModelScope's hub"),
         (f"{HUB}:part", "ms-swift's own register"),
-        ("a.jsonl#9 b.jsonl#8", "max_samples is of every data set"),
         ("alpaca-zh#500", "a name of ms-swift's register"),
     ],
 )

@@ -40,6 +40,12 @@ class OwnReading:
     """Arguments of the chat template, beside those of the run that it does not name."""
     on_overflow: str | None = None
     """What becomes of a row that is too long."""
+    max_samples: int | None = None
+    """Rows that are read of it, the first ones."""
+    random_rows: int | float | None = None
+    """Rows that are read of it, chosen at random: a share, or from 1 on a number."""
+    random_seed: int | None = None
+    """Seed that chooses them; 0 by default."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return what is known of it in a store and its fingerprint."""
@@ -49,7 +55,7 @@ class OwnReading:
 
     def reads_as(self, other: "OwnReading") -> bool:
         """Return whether rows are read alike with another's settings."""
-        return self == other
+        return attrs.evolve(self, **_ALL_ROWS) == attrs.evolve(other, **_ALL_ROWS)
 
     def over(self, options: O, path: str) -> O:
         """Return the options of a use with these settings in their place.
@@ -61,14 +67,14 @@ class OwnReading:
         Raises:
             DataError: a setting that rows of this use do not have, a value that it may not have, or one that has no effect.
         """
-        known = {_IN_OPTIONS.get(field.name, field.name) for field in attrs.fields(type(options))} | {"preprocess"}
+        known = {_IN_OPTIONS.get(field.name, field.name) for field in attrs.fields(type(options))} | _OF_AN_ENTRY
         given = {name: value for name, value in attrs.asdict(self).items() if value is not None}
         for name, value in given.items():
             if _IN_OPTIONS.get(name, name) not in known:
                 raise DataError(
                     f"`data_path`: {path} has {name} {value!r}, and rows of this use have no {name} to be chosen; take it out"
                 )
-        given.pop("preprocess", None)
+        given = {name: value for name, value in given.items() if name not in _OF_AN_ENTRY}
         if (arguments := given.get("chat_template_kwargs")) is not None:
             given["chat_template_kwargs"] = {**getattr(options, "chat_template_kwargs", {}), **arguments}
         try:
@@ -78,6 +84,10 @@ class OwnReading:
             raise DataError(f"`data_path`: of the entry {path} {str(error).replace('`', '')}") from error
 
 
+_ALL_ROWS: dict[str, Any] = {"max_samples": None, "random_rows": None, "random_seed": None}
+OF_ENTRIES = ("random_rows", "random_seed")
+"""Settings that no run has, and entries alone."""
+_OF_AN_ENTRY = {"preprocess", *OF_ENTRIES}
 _IN_OPTIONS = {"data_format": "format"}
 """Names of settings that are others in the options."""
 OWN = tuple(field.name for field in attrs.fields(OwnReading))
@@ -95,6 +105,8 @@ _REFUSED = {
     "train_on_eot": "here it is train_on_turn_end",
     "system": "here it is system_prompt",
     "columns": "here it is rename_columns",
+    "num_samples": "here it is random_rows, or max_samples for the first ones",
+    "shards": "here it is random_rows, a share",
 }
 """Names that an entry may not have, with the reason."""
 
@@ -208,7 +220,25 @@ def _entry(path: str, value: object) -> Entry:
             f"chat_template_kwargs of the entry {path} is {describe(arguments)}; it must be an object of arguments' names and "
             "values"
         )
+    _check_rows(path, given)
     return Entry(weight, OwnReading(**given))
+
+
+def _check_rows(path: str, given: Mapping[str, Any]) -> None:
+    rows, seed, most = (given.get(name) for name in ("random_rows", "random_seed", "max_samples"))
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+        raise DataError(f"max_samples of the entry {path} is {describe(most)}; it must be a whole number of at least 1")
+    number = isinstance(rows, (int, float)) and not isinstance(rows, bool)
+    if rows is not None and not (number and (rows >= 1 if isinstance(rows, int) else 0 < rows < 1)):
+        raise DataError(
+            f"random_rows of the entry {path} is {describe(rows)}; it must be a share between 0 and 1, or a whole number"
+        )
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+        raise DataError(f"random_seed of the entry {path} is {describe(seed)}; it must be a whole number of at least 0")
+    if seed is not None and rows is None:
+        raise DataError(f"random_seed of the entry {path} has no effect without random_rows; give both, or leave it out")
+    if rows is not None and most is not None:
+        raise DataError(f"the entry {path} has random_rows and max_samples, which both choose its rows; give one of them")
 
 
 def _text(path: str, value: object) -> Any:

@@ -23,7 +23,7 @@ from attrs import validators
 
 from forge_data._errors import DataError
 from forge_data._formats import AUTO, BUILT_IN, fault_of, is_axolotl, is_known
-from forge_data._own_reading import OWN, entries_of, listed, with_texts, without_effect
+from forge_data._own_reading import OF_ENTRIES, OWN, entries_of, listed, with_texts, without_effect
 from forge_data._shell_values import columns_of, paths_of
 from forge_data._values import MESSAGE_ROLES, keyword_arguments, text_fault, text_given
 
@@ -201,8 +201,9 @@ class RowSettings:
     """Training rows: a file, glob, directory, URL, name:split or dataset_info.json:name (JSONL, JSON, CSV, Parquet, Arrow, also
     compressed); a list of them; or a mapping of them to weights, in a shell a.jsonl=0.7 b.jsonl=0.3, or to mappings of what
     each has of its own, in a shell a.jsonl='{"data_format": "alpaca"}': weight, data_format, rename_columns, preprocess,
-    train_on, train_on_turn_end, turns, system_prompt, chat_template_kwargs, on_overflow, in place of these settings. In a list
-    of such mappings, each with its path, one file may be there twice, read in two ways."""
+    train_on, train_on_turn_end, turns, system_prompt, chat_template_kwargs, on_overflow and max_samples, in place of these
+    settings, and random_rows, a share or number of its rows that are read, with random_seed. In a list of such mappings, each
+    with its path, one file may be there twice, read in two ways."""
 
     eval_data_path: Paths | None = attrs.field(
         default=None, converter=_as_paths, validator=validators.optional(_paths), metadata={"words": paths_of}
@@ -259,6 +260,7 @@ class RowSettings:
             given = {name: value for name, value in attrs.asdict(own).items() if value is not None}
             if not given:
                 continue
+            given = {name: value for name, value in given.items() if name not in OF_ENTRIES}
             for name, value in given.items():
                 if name not in known:
                     raise ValueError(

@@ -243,12 +243,12 @@ def _data(words: Namespace) -> Any:
     """
     data = paths_of(words.data_path)
     names, defaults = {own: "format" if own == "data_format" else own for own in OWN}, attrs.asdict(Options())
-    given = {own: getattr(words, name) for own, name in names.items()}
+    given = {own: getattr(words, name, None) for own, name in names.items()}
     others = [own for own, name in names.items() if given[own] not in (None, defaults.get(name))]
     unused = without_effect(others, data, getattr(words, "eval_data", None))
     if unused is not None:
         name, value = names[unused], given[unused]
-        shown = value if isinstance(value, str) else " ".join(value)
+        shown = " ".join(value) if isinstance(value, list) else value
         raise DataError(f"`{name}` is {shown}, and has no effect: each entry of `data_path` has one of its own; leave it out")
     return data
 

@@ -65,6 +65,8 @@ class Description:
     """Columns that the entry itself names; without `columns` none."""
     directory: str = ""
     """Directory of `dataset_info.json`, where the paths of images begin."""
+    num_samples: int | None = None
+    """Rows that are read, chosen at random; None for all."""
 
     def digest(self) -> str:
         """Hash what decides how rows are read: SHA-256 in hex."""
@@ -176,10 +178,9 @@ def _read(place: str, name: str, entry: Any, directory: Path) -> Description:
     for key in (*_OTHER_HUBS, *_ELSEWHERE) if path is None else ():
         if entry.get(key):
             _refuse_elsewhere(place, key, entry)
-    if entry.get("num_samples") is not None:
-        raise DataError(
-            f"{place}: num_samples draws some of the rows, which is not done here; take it out, or shorten the file"
-        )
+    number = entry.get("num_samples")
+    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+        raise DataError(f"{place}: num_samples is {describe(number)}; it must be a whole number of rows")
     path = _file(place, entry, directory) if path is None else path
     formatting, ranking = entry.get("formatting", "alpaca"), entry.get("ranking", False)
     if formatting not in _FORMATTINGS:
@@ -202,7 +203,7 @@ def _read(place: str, name: str, entry: Any, directory: Path) -> Description:
     tags = {**_TAGS, **(tags or {})}
     if formatting != "alpaca":
         _check_tags(place, tags)
-    return Description(path, formatting, ranking, columns, tags, place, f"{directory}/{name}", asked, str(directory))
+    return Description(path, formatting, ranking, columns, tags, place, f"{directory}/{name}", asked, str(directory), number)
 
 
 def _on_hub(place: str, entry: Mapping[str, Any]) -> str:

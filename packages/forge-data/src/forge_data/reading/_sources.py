@@ -5,7 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -23,7 +23,12 @@ from forge_data.reading._jsonl import JsonLines
 from forge_data.reading._locate import located
 from forge_data.reading._memory import InMemoryRows, check_no_table
 from forge_data.reading._parquet import ParquetFile
+from forge_data.reading._random_rows import choose_rows, chosen_of
 from forge_data.reading._record import CHUNK_BYTES, Chunk, Reader, Record, Refused, place_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 DataPath = (
     str
@@ -61,6 +66,9 @@ class Source:
     own: OwnReading = NOTHING_OWN
     """Settings of its group, in place of the run's."""
 
+    chosen: "NDArray[np.int64] | None" = attrs.field(default=None, eq=False)
+    """Numbers of the rows that are read, rising, where they are chosen at random."""
+
     @property
     def indexed(self) -> bool:
         """Whether its rows are named `train.json[416]` (from 0) and not `train.jsonl:417`."""
@@ -76,6 +84,9 @@ class Source:
         Raises:
             DataError: the file cannot be read, or holds no rows.
         """
+        if self.chosen is not None:
+            yield from chosen_of(attrs.evolve(self, chosen=None).chunks(size), self.chosen)
+            return
         if self.rows is not None:
             yield from self._part(size, *self.rows)
             return
@@ -166,22 +177,49 @@ def resolve(data_path: DataPath, name: str = "data_path", *, max_samples: int | 
     ]
     said = [entry for _, entry in entries]
     sources = [attrs.evolve(each, weight=said[each.group].weight, own=said[each.group].own) for each in sources]
-    return _first_rows(sources, max_samples)
+    sources = [_with_number(each) for each in sources]
+    return _first_rows(_random_rows(sources), max_samples)
+
+
+def _with_number(source: Source) -> Source:
+    """Take `num_samples` of `dataset_info.json`, unless the entry chooses rows itself."""
+    number = source.reader.description.num_samples if isinstance(source.reader, DescribedRows) else None
+    if number is None or source.own.random_rows is not None or source.own.max_samples is not None:
+        return source
+    return attrs.evolve(source, own=attrs.evolve(source.own, random_rows=number))
+
+
+def _random_rows(sources: list[Source]) -> list[Source]:
+    """Choose the rows of each entry that has random ones."""
+    found = list(sources)
+    for group in {source.group: None for source in sources if source.own.random_rows is not None}:
+        at = [number for number, source in enumerate(sources) if source.group == group]
+        own, path = sources[at[0]].own, sources[at[0]].path
+        assert own.random_rows is not None
+        chosen = choose_rows(path, [sources[number].reader for number in at], own.random_rows, own.random_seed or 0)
+        for number, rows in zip(at, chosen, strict=True):
+            found[number] = attrs.evolve(sources[number], chosen=rows)
+    return found
 
 
 def _first_rows(sources: list[Source], number: int | None) -> list[Source]:
-    """Restrict the sources of each entry to its first rows."""
-    if number is None:
-        return sources
+    """Restrict the sources of each entry to its first rows; of random ones to the first of them."""
     entries = Counter(source.group for source in sources)
-    left = dict.fromkeys(entries, number)
+    left = {source.group: source.own.max_samples or number for source in sources}
     found = []
     for source in sources:
-        zeroth, wanted = 0 if source.indexed else 1, left[source.group]
+        if (most := left[source.group]) is None:
+            found.append(source)
+            continue
+        if source.chosen is not None:
+            found.append(attrs.evolve(source, chosen=source.chosen[:most]))
+            left[source.group] = most - len(source.chosen[:most])
+            continue
+        zeroth, wanted = 0 if source.indexed else 1, most
         last, count = _last_of(source.reader, wanted) if wanted else (zeroth - 1, 0)
         found.append(attrs.evolve(source, rows=(zeroth, zeroth + wanted - 1 if last is None else last)))
         if entries[source.group] > 1 and wanted:
-            left[source.group] -= _count_rows(found[-1]) if last is None else count
+            left[source.group] = wanted - (_count_rows(found[-1]) if last is None else count)
     return found
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forge_data._errors import DataError, StoreError
+from forge_data._splitmix import splitmix64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +31,7 @@ def split_indices(groups: "NDArray[np.int64]", part: float, seed: int) -> tuple[
         raise DataError(f"what is held out must be a share between 0 and 1, or a whole number of samples, got {part!r}")
     count = len(groups)
     wanted = part if is_number else round(count * part)
-    order = np.lexsort((groups, _splitmix64(count, seed)[groups]))
+    order = np.lexsort((groups, splitmix64(count, seed)[groups]))
     ordered = groups[order]
     borders = np.concatenate(([0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1, [count]))
     # The border nearest to what is wanted; of two, the one that holds out more.
@@ -53,13 +54,3 @@ def pairs_of(indices: "NDArray[np.int64]") -> "NDArray[np.int64]":
         raise StoreError("this view holds one side of a preference without the other; select samples by store.pairs")
     pairs = places.reshape(-1, 2).astype(np.int64)
     return pairs[np.argsort(pairs[:, 0], kind="stable")]
-
-
-def _splitmix64(count: int, seed: int) -> "NDArray[np.uint64]":
-    """Compute SplitMix64 (Steele, Lea, Flood 2014) at `count` places of the stream of a seed."""
-    golden = 0x9E3779B97F4A7C15
-    start = np.uint64((seed * 0xD1342543DE82EF95 + golden) % 2**64)
-    state = start + np.arange(count, dtype=np.uint64) * np.uint64(golden)
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from forge.settings._elsewhere import hint
@@ -39,8 +39,8 @@ _AS_ANYWAY: dict[str, tuple[object, ...]] = {
 }
 """Key of a data set's entry → values with which forge reads its rows anyway."""
 _OF_AN_ENTRY = {
-    "shards": "a part of the rows: shorten the file, or name a slice of the split, org/name:train[:10%]",
-    "shards_idx": "a part of the rows: shorten the file",
+    "shards": "a part of the rows: give random_rows, a share of them",
+    "shards_idx": "a part of the rows: give random_rows, a share of them, and a random_seed that chooses others",
     "preprocess_shards": "files are read in constant memory",
     "revision": "the newest revision is read",
     "data_dir": "give the files in data_path",
@@ -82,6 +82,10 @@ class _DataSet(NamedTuple):
     """Columns that are read under another name, each with that name."""
     ends: str | None = None
     """Which ends of turns are learned; None where its type does not ask."""
+    roles: tuple[str, ...] | None = None
+    """Roles whose messages are learned; None where it does not say."""
+    own: Mapping[str, object] = {}
+    """What it has of its own in any case."""
 
 
 def data_sets(draft: Draft) -> None:
@@ -97,14 +101,7 @@ def data_sets(draft: Draft) -> None:
             read += _entry(each, key, setting, draft)
         paths = [each.path for each in read[first:]]
         found[setting] = paths[0] if len(paths) == 1 else paths
-    _turn_ends(draft, [each for each in read if each.setting == "data_path"])
-    kinds = {each.kind for each in read if each.setting == "data_path"}
-    if kinds == {"completion"} and "on_overflow" in draft.known:
-        found["on_overflow"] = "split"  # long texts are cut into several there too
-    elif "completion" in kinds:
-        draft.lost.append(
-            "datasets[].type: completion: longer texts are cut into several there; here on_overflow is one for all data sets"
-        )
+    trained = [each for each in read if each.setting == "data_path"]
     # Held-out rows of which nothing is said are read as those that are trained on.
     said = [each for each in read if each.setting == "data_path" or each.kind is not None or each.columns]
     one_format, one_naming = (
@@ -114,27 +111,55 @@ def data_sets(draft: Draft) -> None:
         found["data_format"] = said[0].format
     if said and one_naming and said[0].columns:
         found["rename_columns"] = said[0].columns
-    if one_format and one_naming:
-        return
-    if not one_format and left.get("train_on_inputs") is True and any(each.format == "messages" for each in read):
-        draft.lose(
-            "train_on_inputs", "of conversations every message is learned there, and of other rows all; one train_on holds"
-        )
+    learned = _learned(draft, trained)
+    inputs = not one_format and left.get("train_on_inputs") is True and draft.verb in PROMPTED
+    if inputs:
+        del left["train_on_inputs"]
     for setting in dict.fromkeys(each.setting for each in read):
-        mixed: dict[str, dict[str, object]] = {}
+        mixed: list[tuple[str, dict[str, object]]] = []
         for each in read:
             if each.setting != setting:
                 continue
-            if each.path in mixed:
-                draft.lost.append(
-                    f"datasets[].path: {each.path!r}: is there twice, and an entry of {setting} is read in one way: give a "
-                    "copy of the file"
-                )
             own: dict[str, object] = {} if one_format or each.format == "auto" else {"data_format": each.format}
             own |= {} if one_naming or not each.columns else {"rename_columns": each.columns}
-            mixed.setdefault(each.path, own)
-        if any(mixed.values()):
-            found[setting] = mixed
+            own |= learned(each) | dict(each.own)
+            if inputs:  # of conversations every message is learned there, and of other rows all
+                own["train_on"] = ",".join(ROLES) if each.ends is not None else "all"
+            mixed.append((each.path, own))
+        if not any(own for _, own in mixed):
+            continue
+        twice = len(dict(mixed)) < len(mixed)
+        found[setting] = [{"path": path, **own} for path, own in mixed] if twice else dict(mixed)
+
+
+def _learned(draft: Draft, trained: list[_DataSet]) -> Callable[[_DataSet], dict[str, object]]:
+    """Read what is learned of all data sets alike; return what is learned of one otherwise."""
+    names = set[str]()
+    ends, roles = {each.ends for each in trained}, {each.roles for each in trained}
+    if len(ends) == 1 and ends.isdisjoint({None, "turn"}):
+        draft.found["train_on_turn_end"] = trained[0].ends
+    elif len(ends) > 1:
+        names.add("train_on_turn_end")
+    if len(roles) == 1 and None not in roles:
+        draft.left["roles_to_train"] = list(trained[0].roles or ())
+    elif len(roles) > 1:
+        names.add("train_on")
+    kinds = {each.kind for each in trained}
+    if "on_overflow" in draft.known and kinds == {"completion"}:
+        draft.found["on_overflow"] = "split"  # long texts are cut into several there too
+    elif "on_overflow" in draft.known and draft.left.get("sequence_len") is not None:
+        names.add("on_overflow")
+
+    def of_one(each: _DataSet) -> dict[str, object]:
+        split, given = each.kind == "completion", each.roles not in (None, ("assistant",))
+        values = {
+            "train_on_turn_end": each.ends if each.ends != "turn" else None,
+            "train_on": ",".join(each.roles or ()) if given or (each.roles and draft.left.get("roles_to_train")) else None,
+            "on_overflow": "split" if split else None,
+        }
+        return {name: value for name, value in values.items() if name in names and value is not None}
+
+    return of_one
 
 
 def _entry(each: Any, key: str, setting: str, draft: Draft) -> list[_DataSet]:
@@ -156,6 +181,10 @@ def _entry(each: Any, key: str, setting: str, draft: Draft) -> list[_DataSet]:
     if own.get("field_thinking") == own.get("template_thinking_key") in _REASONING:
         del own["field_thinking"], own["template_thinking_key"]  # read under each of these names, and given to the template so
     columns: dict[str, str] = {}
+    roles: tuple[str, ...] | None = None
+    part: dict[str, object] = {}
+    if own.get("shards_idx") == 0:
+        del own["shards_idx"]
     eos, eot = own.pop("train_on_eos", None), own.pop("train_on_eot", None)
     chat = str(kind).startswith("chat_template") and draft.verb in PROMPTED
     if chat and None not in (eos, eot) and eos != eot:
@@ -163,10 +192,10 @@ def _entry(each: Any, key: str, setting: str, draft: Draft) -> list[_DataSet]:
     for name, value in own.items():
         if name in _COLUMNS and isinstance(value, str) and value not in _AS_ANYWAY.get(name, ()):
             _name(columns, value, _COLUMNS[name], lost)
-        elif name == "roles_to_train" and draft.verb in PROMPTED and (roles := roles_of(value)):
-            draft.left.setdefault("roles_to_train", roles)
-            if draft.left["roles_to_train"] != roles:
-                lost.append(f"{key}[].roles_to_train: {value!r}: one train_on holds for all data sets")
+        elif name == "roles_to_train" and draft.verb in PROMPTED and (named_roles := roles_of(value)):
+            roles = tuple(named_roles)
+        elif name == "shards" and isinstance(value, int) and value > 1 and own.get("shards_idx") in (None, 0):
+            part["random_rows"] = 1 / value  # at random there too
         elif value not in (None, *_AS_ANYWAY.get(name, ())) and not (name == "roles" and _usual(value)):
             lost.append(f"{key}[].{name}: {value!r}: {_instead(name)}")
     if files is not None:
@@ -181,17 +210,7 @@ def _entry(each: Any, key: str, setting: str, draft: Draft) -> list[_DataSet]:
     of_kind = None if kind is None or key == "pretraining_dataset" else str(kind)
     known = named if named is not None and "data_format" in draft.known else "auto"
     ends = str(eot or eos or "turn") if chat else None  # read by no other type there
-    return [_DataSet(setting, each, of_kind, known, columns, ends) for each in paths]
-
-
-def _turn_ends(draft: Draft, read: list[_DataSet]) -> None:
-    """Read which ends of turns are learned of conversations; of texts it is always the EOS."""
-    asked = list(dict.fromkeys(each.ends for each in read if each.ends is not None))
-    if asked and asked[0] != "turn":
-        draft.found["train_on_turn_end"] = asked[0]
-        if asked[0] == "none" and any(each.ends is None for each in read):
-            draft.lost.append("datasets[].train_on_eos: 'none': of texts the EOS is learned there all the same; here it is not")
-    draft.lost += [f"datasets[].train_on_eos: {each!r}: one train_on_turn_end holds for all data sets" for each in asked[1:]]
+    return [_DataSet(setting, each, of_kind, known, columns, ends, roles, part) for each in paths]
 
 
 def roles_of(value: Any) -> list[str] | None:

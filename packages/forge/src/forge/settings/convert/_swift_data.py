@@ -66,17 +66,13 @@ def datasets(draft: Draft) -> None:
             continue
         counts = list[int | None]()
         paths = [_path(each, key, counts, draft) for each in entries]
-        files = {count for path, count in zip(paths, counts, strict=True) if _FILE.fullmatch(path)}
-        if files - {None}:
-            whole = len(files) == 1 and not any("[:" in path for path in paths) and setting == "data_path"
-            (count, *_) = sorted(each for each in files if each is not None)
-            if whole:
-                draft.found["max_samples"] = count
-                draft.comments["max_samples"] = "the first rows of each file; there as many at random"
-            else:
-                draft.lost.append(
-                    f"{key}: #{count}: a number of rows of one file: shorten it; max_samples is of every data set"
-                )
+        own = [{} if count is None else {"random_rows": count} for count in counts]
+        if any(own):
+            twice = len(set(paths)) < len(paths)
+            entries_here = list(zip(paths, own, strict=True))
+            draft.found[setting] = [{"path": path, **each} for path, each in entries_here] if twice else dict(entries_here)
+            draft.comments[setting] = "so many rows at random, but others than ms-swift's"
+            continue
         draft.found[setting] = paths[0] if len(paths) == 1 else paths
     if draft.left.pop("cached_dataset", None) and "data_path" not in draft.found:
         draft.lost.append("cached_dataset: tokens of ms-swift's are not read: give the rows that it was made of in data_path")
@@ -120,8 +116,7 @@ def _path(entry: str, key: str, counts: list[int | None], draft: Draft) -> str:
             f"{key}: {dataset}:{subset}: a part of ms-swift's own register, which may read its columns in a way of its own: "
             "look at the first rows with `forge data show`"
         )
-    split = f"train[:{number}]" if number else "train"
-    return f"{here}:{split}"
+    return f"{here}:train"
 
 
 def _on_hf(draft: Draft) -> bool:
