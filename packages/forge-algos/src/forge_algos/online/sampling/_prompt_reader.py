@@ -37,7 +37,8 @@ class PromptReader:
     def likeliest(self, ids: Sequence[int], k: int) -> list[Likeliest]:
         """Ask for the k likeliest tokens in the place of each token but the first.
 
-        These are S - 1 places of S ids. The token that stands there may be one more. Log-probabilities are of the whole vocabulary, at temperature 1.
+        These are S - 1 places of S ids. The token that stands there may be one more. Log-probabilities are of the whole
+        vocabulary, at temperature 1.
 
         Raises:
             RolloutError: the server failed, gives fewer tokens, or says nothing of some.
