@@ -213,6 +213,7 @@ def test_rows_with_weights_and_short_prompts(given: dict[str, Any], tmp_path: Pa
         ({"top_p": 0}, "top_p"),
         ({"on_policy": 1.5}, "on_policy must be from 0 to 1"),
         ({"teacher_path": None, "teacher_logprobs": "taught"}, "on_policy with teacher_logprobs"),
+        ({"teacher_path": "http://127.0.0.1:9"}, "is the address of a server, which `forge teach` asks once"),
         ({"max_tokens": 100}, "max_tokens=100 with on_policy"),
         ({"optimizer": "schedule_free"}, "schedule_free with on_policy"),
         ({"train_on_turn_end": "all"}, "train_on_turn_end=all with on_policy"),
