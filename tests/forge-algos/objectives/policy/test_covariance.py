@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from forge_algos import GRPO, GRPOSettings, LossError, PackedBatchError, train
+from forge_algos.losses import kl_cov_tokens
 from forge_algos.online import rollout_batches
 
 from ...digits import digit_model, prompts, rollout
@@ -105,6 +106,13 @@ def test_lots_are_drawn_anew_in_each_update():
     again, _ = (batches[0].lots for batches in rollout_batches(made, max_tokens=1000, passes=2, lots=True))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, second)
+
+
+def test_equal_covariances_are_chosen_by_lot():
+    """Also where they differ by rounding, as those of equal tokens in other rows do: the least lots."""
+    logps = torch.tensor([-1.0, -1.0 + 1e-7, -1.0 - 1e-7, -9.0])
+    chosen = kl_cov_tokens(logps, torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.tensor([0.5, 0.9, 0.1, 0.0]), share=0.75)
+    assert chosen.tolist() == [True, False, True, True]
 
 
 def test_a_policy_that_has_not_moved_has_the_gradient_of_the_plain_loss():
