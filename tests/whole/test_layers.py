@@ -73,7 +73,7 @@ STAGES = {
     "forge": """
         .
         tasks/items  trackers  locking
-        settings  storage
+        settings  storage  settings/convert/shell
         settings/convert
         tasks  reports
         memory

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from forge._errors import RecipeError
-from forge.settings.convert._shell import _Shell, commands
-from forge.settings.convert._shell_values import total
-from forge.settings.convert._shell_words import Token, tokens
+from forge.settings.convert.shell._shell import _Shell, commands
+from forge.settings.convert.shell._values import total
+from forge.settings.convert.shell._words import Token, tokens
 
 BASH = shutil.which("bash")
 SETS = [

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from forge._errors import RecipeError
-from forge.settings.convert._shell import Command, commands
+from forge.settings.convert.shell._shell import Command, commands
 
 SWIFT, VERL, OPENRLHF = "swift_command", "verl_command", "openrlhf_command"
 """Keys under which the mapping has what is called."""

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from forge._errors import RecipeError
-from forge.settings.convert._shell_values import tested, total, trimmed
-from forge.settings.convert._shell_words import PLAIN, Token, pieces, tokens
+from forge.settings.convert.shell._values import tested, total, trimmed
+from forge.settings.convert.shell._words import PLAIN, Token, pieces, tokens
 
 _SET = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
