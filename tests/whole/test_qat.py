@@ -396,6 +396,7 @@ SERVED = {"reward": "builtins:len", "sampler": "vllm", "sampler_url": "http://lo
         ("sft", {"weights": "bfloat16"}, "qat=q4_0 with weights=bfloat16"),
         ("sft", {"save_dtype": "bfloat16"}, "qat=q4_0 with save_dtype=bfloat16"),
         ("sft", {"tp_size": 2}, "qat=q4_0 with tp_size=2, which divides the rows"),
+        ("sft", {"adapter": "dora", "strategy": "fsdp2"}, "qat=q4_0 with adapter=dora and strategy=fsdp2, which divides"),
         ("sft", {"strategy": "zero3"}, "qat=q4_0 with strategy=zero3"),
         ("sft", {"backend": "trl", "eval_data_path": None}, "qat=q4_0 has no effect with backend=trl: TRL computes with"),
         ("dpo", {"reference": "moving"}, "qat=q4_0 with reference=moving: the reference begins as the model"),

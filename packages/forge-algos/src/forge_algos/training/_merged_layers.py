@@ -61,7 +61,7 @@ class MergedLayer:
 
         why = None
         if not isinstance(layer, Linear) or not isinstance(layer.base_layer, nn.Linear):
-            why = "what adapts it is not LoRA on a linear layer"
+            why = "what adapts it is not LoRA on a linear layer; leave it out of target_modules"
         elif len(layer.active_adapters) != 1:
             why = f"{len(layer.active_adapters)} adapters are active on it"
         else:

@@ -70,6 +70,11 @@ def check_qat(s: Any) -> None:
             raise SettingsError(
                 f"qat={kind} with {name}={value}, which divides the rows that share a scale: use strategy=fsdp2 alone."
             )
+    if s.adapter.adapter == "dora" and s.strategy.strategy in ("fsdp2", "hsdp"):
+        raise SettingsError(
+            f"qat={kind} with adapter=dora and strategy={s.strategy.strategy}, which divides the weights that the gradient of "
+            "DoRA's magnitudes reads whole: use strategy=ddp, or adapter=lora."
+        )
     if s.strategy.strategy == "zero3":
         raise SettingsError(
             f"qat={kind} with strategy=zero3, which divides weights inside of the rows that share a scale: use strategy=fsdp2."
