@@ -81,7 +81,7 @@ STAGES = {
         run
         backends
         verbs  exporting  talking  reports/osft
-        clusters  hub
+        clusters  hub  teaching
         cli
         mini
     """,

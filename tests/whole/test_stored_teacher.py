@@ -19,8 +19,8 @@ import forge_algos
 import forge_data
 import forge_dist
 from forge.locking._run_lock import RunLock
-from forge.talking import _teach, _teacher_output
 from forge.tasks.items._stored_teacher import StoredTeacher, part_key
+from forge.teaching import _output, _teach
 
 from ..ranks import run_on_ranks
 from .conftest import conversations, write_rows
@@ -161,8 +161,8 @@ def test_goes_on_after_a_kill(given: dict[str, Any], whole: Path, tmp_path: Path
     with pytest.raises(forge.SettingsError, match="part 2 of .* is missing or damaged"):
         forge.distill(**stored(given, path), ckpt_output_dir=tmp_path / "run")
     written: list[Path] = []
-    write = _teacher_output.write_part
-    monkeypatch.setattr(_teacher_output, "write_part", lambda file, *rest: (written.append(file), write(file, *rest)))
+    write = _output.write_part
+    monkeypatch.setattr(_output, "write_part", lambda file, *rest: (written.append(file), write(file, *rest)))
     taught(given, path)
     assert written == [lost]
     after = load_file(lost)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from forge.talking._forgetting import forgetting as forgetting
     from forge.talking._generate import generate as generate
     from forge.talking._serve import serve as serve
-    from forge.talking._teach import teach as teach
+    from forge.teaching._teach import teach as teach
     from forge.verbs._classify import classify as classify
     from forge.verbs._distill import distill as distill
     from forge.verbs._embed import embed as embed
@@ -75,7 +75,7 @@ _PUBLIC = {
     "talking._forgetting": "forgetting",
     "talking._generate": "generate",
     "talking._serve": "serve",
-    "talking._teach": "teach",
+    "teaching._teach": "teach",
     # The public names of verbs/ are the training verbs, in the order of `forge --help`.
     "verbs._sft": "sft",
     "verbs._osft": "osft",

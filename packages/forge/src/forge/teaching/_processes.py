@@ -13,8 +13,8 @@ import forge_accel
 import forge_dist
 from forge._error_families import ERRORS
 from forge._errors import PreemptedError, SettingsError
-from forge.talking._teacher_asked import Asking
-from forge.talking._teacher_output import TeacherOutput
+from forge.teaching._asked import Asking
+from forge.teaching._output import TeacherOutput
 
 _JOB, _LOGS = "job.json", ".logs"
 
@@ -44,7 +44,7 @@ def ask_by_processes(
     job = {"asking": attrs.asdict(asking), "folder": str(output.folder), "key": output.start(), "shares": shares}
     (logs / _JOB).write_text(json.dumps(job), encoding="utf-8")
     received: list[int] = []
-    worker = ["-m", "forge.talking._teacher_worker", str(logs / _JOB)]
+    worker = ["-m", "forge.teaching._worker", str(logs / _JOB)]
     status = forge_dist.launch(where, worker, log_dir=logs, signals=received, families=ERRORS)
     shutil.rmtree(logs, ignore_errors=True)
     if status == PreemptedError.exit_status:

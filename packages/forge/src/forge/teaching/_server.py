@@ -9,9 +9,9 @@ from typing import Any
 import forge_algos
 from forge._errors import SettingsError
 from forge._progress import Reporter
-from forge.talking._teacher_rows import AnsweredRow, checked_answer, part_of_rows
 from forge.tasks.items._samples import learned_positions
 from forge.tasks.items._stored_teacher import Part
+from forge.teaching._rows import AnsweredRow, checked_answer, part_of_rows
 
 _AT_ONCE = 16
 """Requests that a server has at a time, which it computes together."""

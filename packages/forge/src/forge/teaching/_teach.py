@@ -20,13 +20,13 @@ from forge._progress import Reporter
 from forge.saving._inputs import WEIGHTS, stamps_of
 from forge.talking._forgetting import as_columns
 from forge.talking._model import find_model
-from forge.talking._teacher_asked import Asking
-from forge.talking._teacher_output import TeacherOutput
-from forge.talking._teacher_processes import ask_by_processes, processes
-from forge.talking._teacher_rows import read_parts
-from forge.talking._teacher_server import ServedTeacher, is_server
 from forge.tasks._lint_check import check_kind
 from forge.tasks.items._stored_teacher import StoredTeacher, vocabulary_digest
+from forge.teaching._asked import Asking
+from forge.teaching._output import TeacherOutput
+from forge.teaching._processes import ask_by_processes, processes
+from forge.teaching._rows import read_parts
+from forge.teaching._server import ServedTeacher, is_server
 
 _PART_BYTES = 2**28
 """Bytes of a part's log-probabilities, about: what a kill loses is less than a part."""

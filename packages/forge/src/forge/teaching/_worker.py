@@ -1,6 +1,6 @@
 """Process that writes its share of a stored teacher's parts.
 
-`python -m forge.talking._teacher_worker JOB.json`, which `_teacher_processes` starts.
+`python -m forge.teaching._worker JOB.json`, which `_processes` starts.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import forge_data
 import forge_dist
 from forge._errors import PreemptedError
 from forge._progress import Reporter
-from forge.talking._teacher_asked import Asking
 from forge.tasks.items._stored_teacher import part_file, write_part
+from forge.teaching._asked import Asking
 
 
 def main(file: str) -> None:
