@@ -171,6 +171,13 @@ def test_words_make_no_elements(tmp_path: Path) -> None:
     assert any(HOSTILE in chart["name"] for chart in data["charts"])
 
 
+def test_what_controls_a_screen_is_written_as_its_number(tmp_path: Path) -> None:
+    """In prompts and answers, which nobody would see; what turns the direction of a text moved the words behind it too."""
+    page = report(make_run(tmp_path / "run", "plum\x1b[2J\u202e \u200d")).read_text()
+    assert '">plum⟨U+001B⟩[2J⟨U+202E⟩ \u200d' in page
+    assert '">plum\x1b' not in page.partition('aria-labelledby="h-answers"')[2].partition("</section>")[0]
+
+
 def test_the_page_asks_for_nothing(tmp_path: Path) -> None:
     """No address but in the script's own comment, a policy that only this style and this script pass."""
     page = Elements(report(make_run(tmp_path / "run")).read_text())

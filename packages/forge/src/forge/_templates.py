@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import cache
 from importlib import resources
 from typing import Any, cast
@@ -10,6 +11,8 @@ from typing import Any, cast
 import jinja2
 
 from forge._counted import counted
+
+_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 @cache
@@ -24,6 +27,7 @@ def _environment() -> jinja2.Environment:
     )
     # `tojson` escapes what could end a script element; NaN, which JSON lacks, is an error instead of a page that does not run.
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    environment.filters["visible"] = visible
     environment.filters["counted"] = cast("Any", counted)
     environment.filters["duration"] = duration
     environment.filters["size"] = size
@@ -39,6 +43,15 @@ def render(template: str, **values: object) -> str:
 def source(name: str) -> str:
     """Read a file of this package that is part of pages as it is: a style or a script."""
     return (resources.files("forge") / name).read_text(encoding="utf-8")
+
+
+def visible(text: str) -> str:
+    r"""Write characters that control a screen, or turn a text's direction, as their numbers.
+
+    >>> print(visible("a\x1b[2J\u202eb\n"), end="")
+    a⟨U+001B⟩[2J⟨U+202E⟩b
+    """
+    return _CONTROLS.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
 
 
 def duration(seconds: float) -> str:

@@ -53,7 +53,7 @@ def overlap(train: SampleTable, held_out: SampleTable) -> Iterator[Finding]:
 
 
 def _earliest(digests: "NDArray[Any]", marks: "NDArray[np.int64] | None" = None) -> "NDArray[np.int64]":
-    """Return int64[U]: for each digest, or digest with its mark, the first place where it occurs."""
+    """Return int64[U]: the first place of each digest, or of each digest with its mark."""
     if marks is None:
         marks = np.zeros(len(digests), dtype=np.int64)
     order = np.lexsort((marks, digests["low"], digests["high"]))  # stable, so the earliest of a group comes first

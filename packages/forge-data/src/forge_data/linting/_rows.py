@@ -198,7 +198,10 @@ class DataLint:
 
 
 def _mark(row: _Row, encoded: Encoded) -> int:
-    """Return the mark of a row: of an answer whether it is wanted, of a pair its margin, of a classifier's text its label."""
+    """Return the mark of a row.
+
+    Of an answer it is whether it is wanted, of a pair its margin, of a classifier's text its label.
+    """
     if encoded.desirable is not None or encoded.margin is not None:
         return mark_of(encoded.margin if encoded.desirable is None else encoded.desirable)
     if not isinstance(row.sample, Document):

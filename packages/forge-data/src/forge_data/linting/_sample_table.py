@@ -59,7 +59,7 @@ class SampleTable:
 
 
 def _marks(store: "TokenStore", units: int) -> "NDArray[np.int64]":
-    """Return int64[U]: whether each answer is wanted, or the margin of each pair; 0 where there is neither."""
+    """Return int64[U]: the mark of each answer's being wanted, or of each pair's margin; or 0."""
     if store.kind == UNPAIRED:
         return store.desirable.astype(np.int64)
     if store.kind == PREFERENCE and (margins := store.margins) is not None:
@@ -68,7 +68,7 @@ def _marks(store: "TokenStore", units: int) -> "NDArray[np.int64]":
 
 
 def mark_of(given: object) -> int:
-    """Return the mark of what stands beside a row's tokens: equal for equal things, and 0 or 1 for a bool."""
+    """Return the mark of what is given beside tokens: equal for equal things, 0 or 1 for a bool."""
     if given is None or isinstance(given, bool):
         return int(bool(given))
     given = np.float32(given).tobytes() if isinstance(given, float) else repr(given).encode()

@@ -371,7 +371,7 @@ class AnsweringModel:
         )
 
     def _warn_of_context(self, tokens: int, sampling: Sampling) -> None:
-        """Say once that a conversation is, or once that its answer may be, beyond what the model was made for."""
+        """Say once that a conversation, or once that its answer, exceeds the model's positions."""
         limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
         whole = tokens + sampling.max_new_tokens
         if not isinstance(limit, int) or not 0 < limit < whole or (beyond := tokens >= limit) in self._warned:

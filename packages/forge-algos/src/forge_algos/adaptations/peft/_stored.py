@@ -296,7 +296,7 @@ _KINDS = {
 
 
 def _check_kind(stored: StoredAdapter, model: nn.Module) -> None:
-    """Raise AdapterError for an adapter of another kind of model, which may have the same tensors."""
+    """Raise AdapterError for another kind of model's adapter, which may have the same tensors."""
     its, kind = stored.config.get("task_type"), task_type_of(model)
     if not its or kind not in _KINDS or its == kind:
         return
