@@ -15,6 +15,7 @@ from forge._error_families import ERRORS
 from forge._errors import PreemptedError, SettingsError
 from forge.talking._teacher_asked import Asking
 from forge.talking._teacher_output import TeacherOutput
+from forge.tasks.items._stored_teacher import RECORD
 
 _JOB, _LOGS = "job.json", ".logs"
 
@@ -45,7 +46,15 @@ def ask_by_processes(
     (logs / _JOB).write_text(json.dumps(job), encoding="utf-8")
     received: list[int] = []
     worker = ["-m", "forge.talking._teacher_worker", str(logs / _JOB)]
-    status = forge_dist.launch(where, worker, log_dir=logs, signals=received, families=ERRORS)
+    try:
+        status = forge_dist.launch(where, worker, log_dir=logs, signals=received, families=ERRORS)
+    except Exception as error:
+        # Of a process that died the log stays.
+        if not isinstance(error, forge_dist.WorkerError):
+            shutil.rmtree(logs, ignore_errors=True)
+            if not any(output.folder.glob("part_*")):
+                (output.folder / RECORD).unlink(missing_ok=True)
+        raise
     shutil.rmtree(logs, ignore_errors=True)
     if status == PreemptedError.exit_status:
         number = received[0] if received else signal.SIGTERM
