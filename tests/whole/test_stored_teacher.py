@@ -138,12 +138,13 @@ def test_processes_share_the_rows(given: dict[str, Any], whole: Path, tmp_path: 
 @pytest.mark.lane
 @pytest.mark.slow
 def test_an_error_of_a_process_is_the_commands(given: dict[str, Any], tmp_path: Path) -> None:
-    """What a process that shares the rows raises is raised by the command, with its rank; nothing is left but a log."""
+    """What a process that shares the rows raises is raised by the command, with its rank; nothing is left."""
     broken = tmp_path / "broken"
     shutil.copytree(given["teacher_path"], broken)
     (broken / "model.safetensors").write_bytes(b"")
     with pytest.raises(forge_dist.ModelError, match="rank 0"):
         taught(given | {"teacher_path": str(broken)}, tmp_path / "out", nproc_per_node=2)
+    assert not (tmp_path / "out").exists()
 
 
 def test_goes_on_after_a_kill(given: dict[str, Any], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

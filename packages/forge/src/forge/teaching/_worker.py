@@ -40,5 +40,12 @@ def _stop(*_: object) -> None:
 if __name__ == "__main__":
     for _signal in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(_signal, _stop)
-    with forge_dist.worker_report():
-        main(sys.argv[1])
+    try:
+        with forge_dist.worker_report():
+            main(sys.argv[1])
+    except Exception as error:
+        status = getattr(error, "exit_status", None)
+        if status is None:
+            raise
+        # It is reported, and the command says it: without a stack.
+        sys.exit(status)
