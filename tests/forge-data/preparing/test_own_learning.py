@@ -6,7 +6,7 @@ import sys
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from forge_data import DataError, TemplateError, lint, merge, prepare, prepare_prompts
+from forge_data import DataError, ForgeDataError, TemplateError, lint, merge, prepare, prepare_prompts
 from forge_data.cli._parser import run
 
 from ..families import FAMILIES
@@ -75,7 +75,7 @@ def prepared(data, tokenizer, directory, **settings):
     """Samples of a store, or the first words of why there is none."""
     try:
         return samples(prepare(data, tokenizer, directory, max_seq_len=LIMIT, **settings))
-    except DataError as error:
+    except ForgeDataError as error:
         return str(error)
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forge_data._errors import TemplateError
 from forge_data._formats import AUTO
@@ -76,10 +76,10 @@ class Readings:
         own = self._own.get(source, NOTHING_OWN)
         number = None if own == NOTHING_OWN else source
         if number not in self._found:
-            self._found[number] = self._made(own.over(self._options, ""))
+            self._found[number] = self._made(own.over(self._options, ""), own.chat_template_kwargs)
         return self._found[number]
 
-    def _made(self, options: Options) -> Reading:
+    def _made(self, options: Options, arguments: Mapping[str, Any] | None) -> Reading:
         if self._tokenizer is None:
             return Reading(options, None, None)
         learned = {
@@ -88,7 +88,9 @@ class Readings:
         }  # fmt: skip
         key = json.dumps(learned, sort_keys=True)
         if key not in self._encoders:
-            self._encoders[key] = Encoder(self._tokenizer, thread=self._thread, **learned)  # type: ignore[arg-type]
+            # As where it is alone: arguments are defaults of the template.
+            tokenizer = with_template(self._tokenizer, None, arguments)
+            self._encoders[key] = Encoder(tokenizer, thread=self._thread, **learned)  # type: ignore[arg-type]
         if options.train_on not in self._linters:
             self._linters[options.train_on] = RowLint(self._tokenizer, options)
         return Reading(options, self._encoders[key], self._linters[options.train_on])

@@ -197,7 +197,7 @@ def build(
                 "chat template writes one, or none of them is a conversation; leave it out"
             )
         if shard is None:
-            check_system_prompts(job.options.system_prompt, sources, outcome.conversations)
+            check_system_prompts(job.options.system_prompt, sources, outcome.conversations, set(+outcome.kept))
         manifest = writer.finish(
             outcome.first[0] if outcome.first else None,
             outcome.files(sources),
@@ -232,13 +232,16 @@ def build(
     return TokenStore.open(directory)
 
 
-def check_system_prompts(prompt: str | None, sources: Sequence[Source], conversations: AbstractSet[int]) -> None:
+def check_system_prompts(
+    prompt: str | None, sources: Sequence[Source], conversations: AbstractSet[int], kept: AbstractSet[int]
+) -> None:
     """Refuse a system prompt of the run or an entry without any conversation.
 
     Args:
         prompt: of the run.
         sources: rows.
         conversations: numbers of the sources that have conversations, where a system prompt is given for them.
+        kept: numbers of the sources of which a row is kept; an entry of which none is says nothing of its rows.
 
     Raises:
         DataError: naming the entry, of one of its own.
@@ -248,6 +251,8 @@ def check_system_prompts(prompt: str | None, sources: Sequence[Source], conversa
         asked.setdefault(None if source.own.system_prompt is None else source.group, []).append(number)
     for group, numbers in asked.items():
         if (group is None and prompt is None) or not conversations.isdisjoint(numbers):
+            continue
+        if group is not None and kept.isdisjoint(numbers):
             continue
         first = sources[numbers[0]].path
         whose = "" if group is None else f" of {first}"

@@ -193,7 +193,7 @@ def prepare_questions(
             needs = f"raise {limit}" if too_long and accounting.dropped else _NEEDS[type(options)]
             raise DataError(f"{paths}: no prompt is left: {accounting}; {needs}")
         if not isinstance(options, PairOptions) and part is None:
-            check_system_prompts(options.system_prompt, sources, prompts.conversations)
+            check_system_prompts(options.system_prompt, sources, prompts.conversations, prompts.kept)
         settings = {"tokenizer": loaded.name_or_path, **attrs.asdict(options)}
         settings |= {"preprocess": function.name if function is not None else None, "seed": seed}
         settings |= {"own": own} if (own := own_settings(whole)) else {}
@@ -256,6 +256,11 @@ class _PromptWriter:
         self._lost: Counter[str] = Counter()
         self._prompts: Counter[int] = Counter()
         self._forms: Counter[str] = Counter()
+
+    @property
+    def kept(self) -> set[int]:
+        """Numbers of the sources of which a row is kept."""
+        return set(+self._prompts)
 
     def begin(self, source: Source) -> AnyOptions:
         """Take the settings of a source, whose rows come next, and return them."""
