@@ -13,14 +13,9 @@ import forge_accel
 import forge_dist
 from forge._error_families import ERRORS
 from forge._errors import PreemptedError, SettingsError
-<<<<<<< HEAD:packages/forge/src/forge/teaching/_processes.py
+from forge.tasks.items._stored_teacher import RECORD
 from forge.teaching._asked import Asking
 from forge.teaching._output import TeacherOutput
-=======
-from forge.talking._teacher_asked import Asking
-from forge.talking._teacher_output import TeacherOutput
-from forge.tasks.items._stored_teacher import RECORD
->>>>>>> distmore:packages/forge/src/forge/talking/_teacher_processes.py
 
 _JOB, _LOGS = "job.json", ".logs"
 
@@ -50,11 +45,7 @@ def ask_by_processes(
     job = {"asking": attrs.asdict(asking), "folder": str(output.folder), "key": output.start(), "shares": shares}
     (logs / _JOB).write_text(json.dumps(job), encoding="utf-8")
     received: list[int] = []
-<<<<<<< HEAD:packages/forge/src/forge/teaching/_processes.py
     worker = ["-m", "forge.teaching._worker", str(logs / _JOB)]
-    status = forge_dist.launch(where, worker, log_dir=logs, signals=received, families=ERRORS)
-=======
-    worker = ["-m", "forge.talking._teacher_worker", str(logs / _JOB)]
     try:
         status = forge_dist.launch(where, worker, log_dir=logs, signals=received, families=ERRORS)
     except Exception as error:
@@ -64,7 +55,6 @@ def ask_by_processes(
             if not any(output.folder.glob("part_*")):
                 (output.folder / RECORD).unlink(missing_ok=True)
         raise
->>>>>>> distmore:packages/forge/src/forge/talking/_teacher_processes.py
     shutil.rmtree(logs, ignore_errors=True)
     if status == PreemptedError.exit_status:
         number = received[0] if received else signal.SIGTERM
