@@ -1088,6 +1088,82 @@ def test_what_data_sets_have_of_their_own(text: str, data_path: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "settings", "lost"),
+    [
+        (
+            "datasets: [{path: a.jsonl, split: 'train[:50%]'}]\n",
+            {"data_path": {"a.jsonl": {"random_rows": 0.5}}},
+            ["datasets[].split: 'train[:50%]': the first 50 % of the rows there; here as many, chosen at random"],
+        ),
+        (
+            "datasets: [{path: json, data_files: [a.jsonl], split: 'train[:100]'}]\n",
+            {"data_path": {"a.jsonl": {"max_samples": 100}}},
+            [],
+        ),
+        (
+            "datasets: [{path: json, data_files: [a.jsonl, b.jsonl], split: 'train[:100]'}]\n",
+            {"data_path": {"a.jsonl": {"max_samples": 100}, "b.jsonl": {"max_samples": 100}}},
+            ["datasets[].split: 'train[:100]': the first rows of 2 files together"],
+        ),
+        ("datasets: [{path: a.jsonl, split: 'train[:100%]'}]\n", {"data_path": "a.jsonl"}, []),
+        (
+            "datasets: [{path: a.jsonl, split: 'train[10:]'}]\n",
+            {"data_path": "a.jsonl"},
+            ["datasets[].split: 'train[10:]': all rows of a file are read"],
+        ),
+        (
+            "datasets: [{path: a.jsonl, split: 'train[:9]', shards: 2}]\n",
+            {"data_path": {"a.jsonl": {"random_rows": 0.5}}},
+            ["datasets[].split: 'train[:9]': all rows of a file are read"],
+        ),
+        ("datasets: [{path: org/a, split: 'train[:50%]'}]\n", {"data_path": "org/a:train[:50%]"}, []),
+        (
+            "datasets: [{path: a.jsonl}, {path: b.jsonl}, {path: a.jsonl}]\n",
+            {"data_path": ["a.jsonl", "b.jsonl"]},
+            ["datasets: a.jsonl: is there 2 times, and here once: "],
+        ),
+        (
+            "datasets: [{path: a.jsonl, shards: 4}, {path: a.jsonl}, {path: b.jsonl, shards: 2}, {path: b.jsonl, shards: 4}]\n",
+            {"data_path": {"a.jsonl": {}, "b.jsonl": {"random_rows": 0.5}}},
+            [
+                "datasets: a.jsonl: is there 2 times, and here once: ",
+                "datasets: b.jsonl: is there 2 times, and here once, random_r",
+            ],
+        ),
+        (
+            "datasets: [{path: a.jsonl, type: chat_template, roles_to_train: [user]}]\n"
+            "test_datasets: [{path: b.jsonl, type: chat_template}]\n",
+            {"data_path": {"a.jsonl": {"train_on": "user"}}, "eval_data_path": "b.jsonl", "train_on": None},
+            [],
+        ),
+        (
+            "datasets: [{path: a.jsonl, type: chat_template, roles_to_train: [user], train_on_eos: last}]\n"
+            "test_datasets: [{path: b.jsonl}]\n",
+            {"data_path": "a.jsonl", "eval_data_path": "b.jsonl", "train_on": "user", "train_on_turn_end": "last"},
+            [],
+        ),
+    ],
+)
+def test_parts_of_files_and_files_that_are_there_twice(text: str, settings: dict[str, Any], lost: list[str]) -> None:
+    """Rows that the file leaves out, or sees twice, are an entry's, or are listed; the recipe is one that forge reads."""
+    found = converted(AXOLOTL + text)
+    assert {name: found.settings.get(name) for name in settings} == settings
+    listed = [line for line in found.lost if "datasets" in line]
+    assert [line.startswith(part) for line, part in zip(listed, lost, strict=True)] == [True] * len(lost)
+    resolve(task_of("sft").settings, ("recipe", {"ckpt_output_dir": "r", **found.settings}))
+
+
+def test_a_data_set_that_llama_factory_names_twice() -> None:
+    """Its rows are seen twice an epoch there: shares are added up, and without shares it is listed."""
+    found = converted("stage: sft\nmodel_name_or_path: m\ndataset: a,b,a\n")
+    assert found.settings["data_path"] == ["data/dataset_info.json:a", "data/dataset_info.json:b"]
+    assert "dataset: data/dataset_info.json:a: is there 2 times" in "\n".join(found.lost)
+    shares = "mix_strategy: interleave_under\ninterleave_probs: 0.2,0.5,0.3\n"
+    found = converted("stage: sft\nmodel_name_or_path: m\ndataset: a,b,a\n" + shares)
+    assert found.settings["data_path"] == {"data/dataset_info.json:a": 0.5, "data/dataset_info.json:b": 0.5}
+
+
+@pytest.mark.parametrize(
     ("data_sets", "settings"),
     [
         (

@@ -154,6 +154,7 @@ def test_data_sets(dataset: str, settings: dict[str, Any]) -> None:
         ("org/name", "a name of ModelScope's hub"),
         (f"{HUB}:part", "ms-swift's own register"),
         ("alpaca-zh#500", "a name of ms-swift's register"),
+        ("a.jsonl#9 a.jsonl#9", "dataset: a.jsonl: is there 2 times, and here once, random_rows=9"),
     ],
 )
 def test_data_sets_to_be_looked_at(dataset: str, part: str) -> None:

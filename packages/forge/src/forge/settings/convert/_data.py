@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import forge_data
-from forge.settings.convert._data_sets import FILE, PROMPTED, ROLES, data_sets, rename, roles_of
+from forge.settings.convert._data_sets import FILE, PROMPTED, ROLES, data_sets, entries, rename, roles_of
 from forge.settings.convert._draft import ONLINE, Draft, plain
 
 _NAMED = "a template of {library}'s by name; the tokenizer's own is taken, or give a file of the template{other}"
@@ -151,10 +151,13 @@ def _named(draft: Draft) -> None:
         elif beside is not None:
             draft.lost.append(f"{key}: {', '.join(names)}: the dataset_info.json of {beside!r} is not read; give the files")
         shares = _shares(draft, len(names)) if setting == "data_path" else None
-        if shares is not None and len(set(names)) == len(names) > 1:
-            draft.found[setting] = dict(zip(names, shares, strict=True))
+        if shares is not None and len(set(names)) > 1:
+            whole = dict.fromkeys(names, 0.0)
+            for name, share in zip(names, shares, strict=True):
+                whole[name] += share  # of a data set that is named twice
+            draft.found[setting] = whole
             continue
-        draft.found[setting] = names[0] if len(names) == 1 else names
+        draft.found[setting] = entries([(name, {}) for name in names], key, draft.lost)
 
 
 def _shares(draft: Draft, count: int) -> list[float] | None:

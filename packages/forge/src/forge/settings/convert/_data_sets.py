@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from forge.settings._elsewhere import hint
@@ -66,6 +66,10 @@ _COLUMNS = {
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Fields of a message in which reasoning is read."""
 FILE = re.compile(r"\.(jsonl?|parquet|csv|arrow)(\.\w+)?$")
+_FIRST_ROWS = re.compile(r"train\[:(\d+)(%?)\]")
+"""Slice of a split that has its first rows: so many, or a share of them in per cent."""
+_ROWS = ("max_samples", "random_rows", "random_seed")
+"""Settings of an entry that say which of its rows are read, not how."""
 
 
 class _DataSet(NamedTuple):
@@ -101,7 +105,6 @@ def data_sets(draft: Draft) -> None:
             read += _entry(each, key, setting, draft)
         paths = [each.path for each in read[first:]]
         found[setting] = paths[0] if len(paths) == 1 else paths
-    trained = [each for each in read if each.setting == "data_path"]
     # Held-out rows of which nothing is said are read as those that are trained on.
     said = [each for each in read if each.setting == "data_path" or each.kind is not None or each.columns]
     one_format, one_naming = (
@@ -111,7 +114,7 @@ def data_sets(draft: Draft) -> None:
         found["data_format"] = said[0].format
     if said and one_naming and said[0].columns:
         found["rename_columns"] = said[0].columns
-    learned = _learned(draft, trained)
+    learned = _learned(draft, said)
     inputs = not one_format and left.get("train_on_inputs") is True and draft.verb in PROMPTED
     if inputs:
         del left["train_on_inputs"]
@@ -126,22 +129,62 @@ def data_sets(draft: Draft) -> None:
             if inputs:  # of conversations every message is learned there, and of other rows all
                 own["train_on"] = ",".join(ROLES) if each.ends is not None else "all"
             mixed.append((each.path, own))
-        if not any(own for _, own in mixed):
+        if any(own for _, own in mixed) or len(dict(mixed)) < len(mixed):
+            found[setting] = entries(mixed, "datasets" if setting == "data_path" else "test_datasets", draft.lost)
+
+
+def entries(mixed: Sequence[tuple[str, Mapping[str, object]]], key: str, lost: list[str]) -> object:
+    """Return data sets, with what each has of its own, in the plainest form; list what is there twice.
+
+    Args:
+        mixed: path and settings of each.
+        key: what the file calls them.
+        lost: what is not carried over; of several that are read alike, which forge refuses, one is taken.
+
+    >>> entries([("a.jsonl", {}), ("b.jsonl", {"train_on": "last"})], "datasets", [])
+    {'a.jsonl': {}, 'b.jsonl': {'train_on': 'last'}}
+    >>> entries([("a.jsonl", {}), ("a.jsonl", {"train_on": "last"})], "datasets", [])
+    [{'path': 'a.jsonl'}, {'path': 'a.jsonl', 'train_on': 'last'}]
+    """
+    kept: list[tuple[str, Mapping[str, object]]] = []
+    times: dict[int, int] = {}
+    for path, own in mixed:
+        at = next((at for at, (other, its) in enumerate(kept) if other == path and _how(its) == _how(own)), None)
+        if at is None:
+            kept.append((path, own))
             continue
-        twice = len(dict(mixed)) < len(mixed)
-        found[setting] = [{"path": path, **own} for path, own in mixed] if twice else dict(mixed)
+        times[at] = times.get(at, 1) + 1
+        if own == _how(own):
+            kept[at] = (path, own)  # all of its rows, rather than a part of them
+    for at, count in times.items():
+        path, own = kept[at]
+        part = "".join(f", {name}={value}" for name, value in own.items() if name in _ROWS)
+        lost.append(
+            f"{key}: {path}: is there {count} times, and here once{part}: to see its rows more often than others', give each "
+            "data set a weight, its share of what is trained on"
+        )
+    if not any(own for _, own in kept):
+        paths = [path for path, _ in kept]
+        return paths[0] if len(paths) == 1 else paths
+    return dict(kept) if len(dict(kept)) == len(kept) else [{"path": path, **own} for path, own in kept]
 
 
-def _learned(draft: Draft, trained: list[_DataSet]) -> Callable[[_DataSet], dict[str, object]]:
+def _how(own: Mapping[str, object]) -> dict[str, object]:
+    """Return how the rows of an entry are read, without which of them."""
+    return {name: value for name, value in own.items() if name not in _ROWS}
+
+
+def _learned(draft: Draft, said: list[_DataSet]) -> Callable[[_DataSet], dict[str, object]]:
     """Read what is learned of all data sets alike; return what is learned of one otherwise."""
     names = set[str]()
-    ends, roles = {each.ends for each in trained}, {each.roles for each in trained}
+    trained = [each for each in said if each.setting == "data_path"]
+    ends, roles = {each.ends for each in said}, {each.roles for each in said}
     if len(ends) == 1 and ends.isdisjoint({None, "turn"}):
-        draft.found["train_on_turn_end"] = trained[0].ends
+        draft.found["train_on_turn_end"] = said[0].ends
     elif len(ends) > 1:
         names.add("train_on_turn_end")
     if len(roles) == 1 and None not in roles:
-        draft.left["roles_to_train"] = list(trained[0].roles or ())
+        draft.left["roles_to_train"] = list(said[0].roles or ())
     elif len(roles) > 1:
         names.add("train_on")
     kinds = {each.kind for each in trained}
@@ -198,19 +241,42 @@ def _entry(each: Any, key: str, setting: str, draft: Draft) -> list[_DataSet]:
             part["random_rows"] = 1 / value  # at random there too
         elif value not in (None, *_AS_ANYWAY.get(name, ())) and not (name == "roles" and _usual(value)):
             lost.append(f"{key}[].{name}: {value!r}: {_instead(name)}")
-    if files is not None:
-        paths = [str(file) for file in (files if isinstance(files, list) else [files])]
-    elif path is None:
+    paths = _paths(path, split, files, config)
+    if paths and (files is not None or FILE.search(paths[0])):
+        _slice(str(split or "train"), len(paths), key, part, lost)
+    if not paths:
         lost.append(f"{key}[]: has no path")
-        paths = []
-    elif FILE.search(str(path)):
-        paths = [str(path)]
-    else:
-        paths = [":".join([str(path), *([str(config)] if config else []), str(split or "train")])]
     of_kind = None if kind is None or key == "pretraining_dataset" else str(kind)
     known = named if named is not None and "data_format" in draft.known else "auto"
     ends = str(eot or eos or "turn") if chat else None  # read by no other type there
     return [_DataSet(setting, each, of_kind, known, columns, ends, roles, part) for each in paths]
+
+
+def _paths(path: Any, split: Any, files: Any, config: Any) -> list[str]:
+    """Return the files of an entry, or its data set on the Hub with the split; nothing without a path."""
+    if files is not None:
+        return [str(file) for file in (files if isinstance(files, list) else [files])]
+    if path is None or FILE.search(str(path)):
+        return [] if path is None else [str(path)]
+    return [":".join([str(path), *([str(config)] if config else []), str(split or "train")])]
+
+
+def _slice(split: str, files: int, key: str, part: dict[str, object], lost: list[str]) -> None:
+    """Read which rows of files the slice of a split has, as far as an entry can; list the rest."""
+    if split == "train":
+        return
+    found = _FIRST_ROWS.fullmatch(split)
+    number = int(found.group(1)) if found else 0
+    what = f"{key}[].split: {split!r}: "
+    if found is None or number == 0 or part:
+        lost.append(what + "all rows of a file are read: give the part of them in a file, or max_samples, the first ones")
+    elif found.group(2) and number < 100:
+        part["random_rows"] = number / 100
+        lost.append(what + f"the first {number} % of the rows there; here as many, chosen at random (random_rows)")
+    elif not found.group(2):
+        part["max_samples"] = number
+        if files > 1:
+            lost.append(what + f"the first rows of {files} files together; here so many of each")
 
 
 def roles_of(value: Any) -> list[str] | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from forge.settings.convert._data_sets import entries as in_one
 from forge.settings.convert._draft import Draft
 
 ON_HF: dict[str, str] = {
@@ -67,13 +68,9 @@ def datasets(draft: Draft) -> None:
         counts = list[int | None]()
         paths = [_path(each, key, counts, draft) for each in entries]
         own = [{} if count is None else {"random_rows": count} for count in counts]
+        draft.found[setting] = in_one(list(zip(paths, own, strict=True)), key, draft.lost)
         if any(own):
-            twice = len(set(paths)) < len(paths)
-            entries_here = list(zip(paths, own, strict=True))
-            draft.found[setting] = [{"path": path, **each} for path, each in entries_here] if twice else dict(entries_here)
             draft.comments[setting] = "so many rows at random, but others than ms-swift's"
-            continue
-        draft.found[setting] = paths[0] if len(paths) == 1 else paths
     if draft.left.pop("cached_dataset", None) and "data_path" not in draft.found:
         draft.lost.append("cached_dataset: tokens of ms-swift's are not read: give the rows that it was made of in data_path")
     draft.left.pop("cached_val_dataset", None)
