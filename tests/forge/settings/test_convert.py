@@ -672,11 +672,10 @@ def test_defaults_that_differ_are_written(text: str, verb: str | None, wanted: d
     [
         (TRL + "loss_type: dft\n", "sft", {"loss": "dft"}),
         (
-            TEACHER + "lmbda: 0.3\ntemperature: 0.8\n",
+            TEACHER + "temperature: 0.8\nmin_p: 0.1\n",
             "distill",
-            {"teacher_path": "t", "on_policy": 0.3, "sample_temperature": 0.8},
+            {"teacher_path": "t", "temperature": 0.8, "min_p": 0.1},
         ),
-        (TEACHER + "lmbda: 0\ntemperature: 0.8\nmax_new_tokens: 9\n", "distill", {"teacher_path": "t", "on_policy": 0}),
         (
             TEACHER + "temperature: 0.8\nmax_completion_length: 9\n",
             "distill",

@@ -19,6 +19,10 @@ GOLD = TEACHER + "use_uld_loss: true\nuld_token_merge_strategy: bayesian\nuld_sk
 GOLD += "uld_skip_teacher_eos: false\n"
 KD = AXOLOTL + "datasets: [{path: a.jsonl, type: axolotl.integrations.kd.chat_template}]\nkd_trainer: true\n"
 KD += "plugins: [axolotl.integrations.kd.KDPlugin]\n"
+GKD = {"train_on": "last", "max_seq_len": 1024, "on_overflow": None, "learning_rate": 2e-5, "beta": None}
+"""What a file of TRL's GKDTrainer leaves to it."""
+UNNAMED = ("", "lmbda: 0.3\ntemperature: 0.8\n", "max_completion_length: 9\n")
+"""Files that might as well be for another of TRL's trainers with a teacher."""
 NEMO = """\
 policy:
   model_name: m
@@ -51,27 +55,31 @@ def checked(text: str) -> Any:
         (
             GOLD + "uld_use_hybrid_loss: true\nuld_hybrid_matched_weight: 1\nuld_hybrid_unmatched_weight: 2\nlmbda: 1\n",
             {"loss": "gold", "matched_weight": 1, "unmatched_weight": 2, "on_policy": 1, "temperature": 1.0, "top_p": 0.95},
-            set(),
+            {"max_length"},
         ),
         (
             GOLD + "beta: 0.2\nuld_student_temperature: 2\nuld_teacher_temperature: 3\nuse_extended_uld: false\n",
             {"loss": "uld", "beta": None, "temperature": 2, "on_policy": 0.5, "max_new_tokens": 128, "learning_rate": 1e-7},
-            {"uld_teacher_temperature", "use_extended_uld"},
+            {"uld_teacher_temperature", "use_extended_uld", "max_length"},
         ),
         (
             TEACHER + "use_uld_loss: true\nuld_crossentropy_weight: 0.1\nlmbda: 0\ntop_p: 0.5\nnum_generations: 2\n",
             {"loss": "uld", "on_policy": 0, "top_p": None, "sample_temperature": None},
             {
                 *("uld_token_merge_strategy", "uld_crossentropy_weight", "uld_skip_student_eos", "uld_skip_teacher_eos"),
-                "num_generations",
+                *("num_generations", "max_length"),
             },
         ),
         (
             TEACHER + "teacher_tokenizer_name_or_path: t\ntemperature: 0.7\nmax_completion_length: 9\ntop_k: 5\n",
             {"loss": None, "temperature": 0.7, "sample_temperature": 0.7, "max_new_tokens": 9, "top_k": 5, "beta": None},
-            set(),
+            {"max_length"},
         ),
-        (TEACHER + "lmbda: 0.5\nseq_kd: true\n", {"on_policy": 0.5, "sample_temperature": 0.9}, {"seq_kd"}),
+        (
+            TEACHER + "lmbda: 0.5\nseq_kd: true\n",
+            {"on_policy": 0.5, "sample_temperature": 0.9},
+            {"seq_kd", "verb", "max_length"},
+        ),
         (
             KD + "kd_ce_alpha: 0.1\nkd_alpha: 0.9\nkd_temperature: 2.0\nkd_normalize_topk: true\n",
             {
@@ -95,6 +103,35 @@ def test_trl_and_axolotl(text: str, settings: dict[str, Any], lost: set[str]) ->
     found = checked(text)
     assert {name: found.settings.get(name) for name in settings} == settings
     assert about(found) == lost
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "lost"),
+    [
+        ("lmbda: 0.3\ntemperature: 0.8\n", {**GKD, "on_policy": 0.3, "sample_temperature": 0.8, "temperature": None}, 2),
+        ("lmbda: 0\ntemperature: 0.8\nmax_new_tokens: 9\n", {**GKD, "on_policy": 0, "max_new_tokens": None}, 1),
+        ("max_new_tokens: 9\nshuffle_dataset: false\n", {**GKD, "shuffle": None, "on_policy": 0.5, "max_new_tokens": 9}, 1),
+        ("max_new_tokens: 9\nmax_length: 512\ntruncation_mode: keep_end\n", {**GKD, "max_seq_len": 512}, 1),
+        ("max_new_tokens: 9\nmax_length: null\n", GKD, 1),
+        ("lmbda: 0.5\nmax_completion_length: 9\n", {**GKD, "learning_rate": 1e-7, "max_new_tokens": 9, "top_p": 0.95}, 1),
+        ("lmbda: 0.5\nuse_uld_loss: false\nmax_length: null\n", {"train_on": "last", "max_seq_len": None, "top_p": 0.95}, 0),
+        ("", {"train_on": None, "max_seq_len": None, "on_policy": 1.0, "learning_rate": 1e-6}, 1),
+        ("max_completion_length: 9\n", {"train_on": None, "max_seq_len": None, "on_policy": 1.0, "max_new_tokens": 9}, 1),
+        (
+            "repetition_penalty: 1.1\nshuffle_dataset: false\n",
+            {"shuffle": False, "train_on": None, "max_seq_len": None, "on_policy": 1.0},
+            0,
+        ),
+    ],
+)
+def test_whose_trainer_a_file_of_trl_is_for(text: str, settings: dict[str, Any], lost: int) -> None:
+    """Told by keys that one has alone, else listed; GKD and GOLD learn the last answer, and keep the end of a long row."""
+    found = checked(TEACHER + text)
+    assert {name: found.settings.get(name) for name in settings} == settings
+    listed = [line for line in found.lost if line.startswith(("max_length", "verb"))]
+    assert len(listed) == lost
+    assert any("last tokens are kept there" in line for line in listed) == (found.settings.get("max_seq_len") is not None)
+    assert any("read as a file of TRL's" in line for line in listed) == (text in UNNAMED)
 
 
 def test_minillm_is_refused() -> None:

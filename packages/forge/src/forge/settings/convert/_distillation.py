@@ -9,7 +9,7 @@ from typing import Any
 from forge._errors import RecipeError
 from forge.settings.convert._draft import Draft, Fields, Keys
 
-_GKD: dict[str, object] = {"learning_rate": 2e-5, "max_new_tokens": 128, "sample_temperature": 0.9}
+_GKD: dict[str, object] = {"learning_rate": 2e-5, "on_policy": 0.5, "max_new_tokens": 128, "sample_temperature": 0.9}
 """Defaults of TRL's GKDConfig, which has `lmbda`."""
 _GOLD: dict[str, object] = {"learning_rate": 1e-7, "on_policy": 0.5, "max_new_tokens": 128, "sample_temperature": 0.9}
 _GOLD |= {"top_p": 0.95}
@@ -19,6 +19,12 @@ _DISTILLATION: dict[str, object] = {"on_policy": 1.0, "beta": 1.0}
 _SAMPLING = ("max_new_tokens", "sample_temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _MINILLM = ("rkl_advantage", "single_step_decomposition", "length_normalization")
 _OF_GOLD = ("use_uld_loss", "use_extended_uld", "teacher_tokenizer_name_or_path")
+_OF_SFT = ("lmbda", "seq_kd", "max_new_tokens", "max_length")
+"""Keys that GKDConfig has, and but for max_new_tokens GOLDConfig, and DistillationConfig has not."""
+_SAMPLED = ("max_completion_length", "num_generations", "generation_batch_size", "top_p", "top_k", "use_vllm")
+"""Keys of sampling that GOLDConfig has, and GKDConfig has not."""
+_OF_DISTILLATION = ("min_p", "repetition_penalty", "generation_kwargs", "cache_implementation", "max_tool_calling_iterations")
+"""Keys that of the three DistillationConfig alone has."""
 _LIKELIHOOD = "a likelihood beside the distillation is not available"
 _FACTOR = "a factor of the whole loss: the steps of AdamW do not depend on it, but max_grad_norm does"
 
@@ -43,14 +49,14 @@ def distillation(draft: Draft) -> None:
     if draft.library != "TRL":
         return
     left, found = draft.left, draft.found
+    own, of = _trainer(draft)
     for key in _MINILLM:
         if key in left:
             draft.lose(key, "of MiniLLM's policy gradient, which forge has not")
-    if any(key in _OF_GOLD or key.startswith("uld_") for key in left):
-        own, of = _GOLD, "GOLDTrainer"
+    if own is not _DISTILLATION:
+        _last_answers(draft, of)
+    if own is _GOLD:
         _gold(draft)
-    else:
-        own, of = (_GKD, "GKDTrainer") if "lmbda" in left else (_DISTILLATION, "DistillationTrainer")
     sampled = left.get("lmbda", 1) != 0
     if own is not _DISTILLATION and "temperature" in left:
         left["sample_temperature"] = left.pop("temperature")  # the divergence is at 1 there
@@ -64,6 +70,47 @@ def distillation(draft: Draft) -> None:
             found[name] = value
             draft.comments[name] = f"default of TRL's {of}"
     draft.drop("num_generations", when=(1,))
+
+
+def _trainer(draft: Draft) -> tuple[dict[str, object], str]:
+    """Return the defaults and the name of the trainer that a file of TRL's is for; list what it is taken for."""
+    left = draft.left
+    taken = "verb: read as a file of TRL's "
+    if any(key in _OF_GOLD or key.startswith("uld_") for key in left):
+        return _GOLD, "GOLDTrainer"
+    if any(key in left for key in _OF_SFT):
+        if any(key in left for key in _SAMPLED):
+            return _GOLD, "GOLDTrainer"
+        if "max_new_tokens" not in left:
+            draft.lost.append(
+                taken + "GKDTrainer; one of its GOLDTrainer is known by use_uld_loss (false by default): write it into the file"
+            )
+        return _GKD, "GKDTrainer"
+    if not any(key in left for key in (*_OF_DISTILLATION, *_MINILLM)):
+        draft.lost.append(
+            taken + "DistillationTrainer, which samples every answer; one of its GKDTrainer is known by lmbda (0.5 by "
+            "default), one of its GOLDTrainer by use_uld_loss (false by default): write it into the file"
+        )
+    return _DISTILLATION, "DistillationTrainer"
+
+
+def _last_answers(draft: Draft, of: str) -> None:
+    """Read what GKDTrainer and GOLDTrainer learn of a row: its last answer, and the last tokens of a long row."""
+    left, found = draft.left, draft.found
+    found["train_on"] = "last"
+    draft.comments["train_on"] = f"TRL's {of} learns the last message of a conversation alone"
+    for name in ("on_overflow", "shuffle"):
+        found.pop(name, None)  # rows are drawn at random there, whatever shuffle_dataset says
+    left.pop("truncation_mode", None)  # read by neither
+    given = left.get("max_length")
+    if given is None and (of == "GKDTrainer" or "max_length" not in left):
+        found["max_seq_len"], given = 1024, "1024 by default"
+        draft.comments["max_seq_len"] = f"default of TRL's {of}"
+    if given is not None:
+        draft.lost.append(
+            f"max_length: {given}: of a longer row the last tokens are kept there, so the answer and not all of its prompt; "
+            "here such a row is left out and counted, for on_overflow=truncate would cut the answer: give a larger max_seq_len"
+        )
 
 
 def _gold(draft: Draft) -> None:
