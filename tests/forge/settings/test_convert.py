@@ -1152,6 +1152,14 @@ def test_parts_of_files_and_files_that_are_there_twice(text: str, settings: dict
     resolve(task_of("sft").settings, ("recipe", {"ckpt_output_dir": "r", **found.settings}))
 
 
+def test_a_part_of_a_file_for_trl() -> None:
+    """The slice of a file's split is its first rows, as of a data set on the Hub."""
+    found = converted(TRL + "dataset_name: d.jsonl\ndataset_train_split: train[:5]\n")
+    assert found.settings["data_path"] == {"d.jsonl": {"max_samples": 5}}
+    found = converted(TRL + "dataset_name: org/d\ndataset_train_split: train[:5]\n")
+    assert found.settings["data_path"] == "org/d:train[:5]"
+
+
 def test_a_data_set_that_llama_factory_names_twice() -> None:
     """Its rows are seen twice an epoch there: shares are added up, and without shares it is listed."""
     found = converted("stage: sft\nmodel_name_or_path: m\ndataset: a,b,a\n")

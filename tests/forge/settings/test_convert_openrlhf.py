@@ -201,3 +201,10 @@ def test_what_is_refused(command: str, message: str) -> None:
     """By name, with what there is instead."""
     with pytest.raises(RecipeError, match=message):
         of(command)
+
+
+def test_a_data_set_that_is_named_twice() -> None:
+    """Its rows are seen twice there, and once here, which is listed."""
+    found = of("train_sft --model.model_name_or_path m --data.dataset a.jsonl,a.jsonl --data.input_key p --data.output_key c")
+    assert found.settings["data_path"] == "a.jsonl"
+    assert "data.dataset" in looked_at(found)

@@ -295,3 +295,12 @@ def test_yaml_and_the_command(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(THEIRS)
     assert "recipe for forge grpo" in write_recipe(tmp_path / "run.sh", output=tmp_path / "recipe.yaml")
     assert yaml.safe_load((tmp_path / "recipe.yaml").read_text())["clip_high"] == 0.28
+
+
+def test_a_number_of_rows_and_a_file_twice() -> None:
+    """verl draws them of all files, and sees a file twice that is named twice: both are listed, and the recipe is read."""
+    found = of(script("data.train_files=['a.parquet', 'b.parquet', 'a.parquet']", "data.train_max_samples=100"))
+    assert found.settings["data_path"] == ("a.parquet", "b.parquet")
+    assert found.settings["max_samples"] == 100
+    assert {"data.train_files", "data.train_max_samples"} <= looked_at(found)
+    assert looked_at(found) - looked_at(of(script())) == {"data.train_files", "data.train_max_samples"}

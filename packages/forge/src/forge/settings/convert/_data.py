@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import forge_data
-from forge.settings.convert._data_sets import FILE, PROMPTED, ROLES, data_sets, entries, rename, roles_of
+from forge.settings.convert._data_sets import FILE, PROMPTED, ROLES, data_sets, entries, rename, roles_of, rows_of_slice
 from forge.settings.convert._draft import ONLINE, Draft, plain
 
 _NAMED = "a template of {library}'s by name; the tokenizer's own is taken, or give a file of the template{other}"
@@ -97,7 +97,9 @@ def data(draft: Draft) -> None:
         name, config = str(left.pop("dataset_name")), left.pop("dataset_config", None)
         split = left.pop("dataset_train_split", None) or "train"
         on_hub = [name, *([str(config)] if config else [])]
-        found["data_path"] = name if FILE.search(name) else ":".join([*on_hub, str(split)])
+        found["data_path"] = ":".join([*on_hub, str(split)])
+        if FILE.search(name):
+            found["data_path"] = entries([(name, rows_of_slice(str(split), "dataset_train_split", draft.lost))], "", [])
         test = left.pop("dataset_test_split", None) or "test"
         if left.get("eval_strategy") not in (None, "no", False) and not FILE.search(name):
             found["eval_data_path"] = ":".join([*on_hub, str(test)])

@@ -243,7 +243,7 @@ def _entry(each: Any, key: str, setting: str, draft: Draft) -> list[_DataSet]:
             lost.append(f"{key}[].{name}: {value!r}: {_instead(name)}")
     paths = _paths(path, split, files, config)
     if paths and (files is not None or FILE.search(paths[0])):
-        _slice(str(split or "train"), len(paths), key, part, lost)
+        part |= rows_of_slice(str(split or "train"), f"{key}[].split", lost, files=len(paths), parted=bool(part))
     if not paths:
         lost.append(f"{key}[]: has no path")
     of_kind = None if kind is None or key == "pretraining_dataset" else str(kind)
@@ -261,22 +261,25 @@ def _paths(path: Any, split: Any, files: Any, config: Any) -> list[str]:
     return [":".join([str(path), *([str(config)] if config else []), str(split or "train")])]
 
 
-def _slice(split: str, files: int, key: str, part: dict[str, object], lost: list[str]) -> None:
-    """Read which rows of files the slice of a split has, as far as an entry can; list the rest."""
-    if split == "train":
-        return
+def rows_of_slice(split: str, key: str, lost: list[str], *, files: int = 1, parted: bool = False) -> dict[str, object]:
+    """Return which rows of files the slice of a split has, as settings of an entry; list what none says.
+
+    >>> rows_of_slice("train[:100]", "split", []), rows_of_slice("train", "split", [])
+    ({'max_samples': 100}, {})
+    """
     found = _FIRST_ROWS.fullmatch(split)
-    number = int(found.group(1)) if found else 0
-    what = f"{key}[].split: {split!r}: "
-    if found is None or number == 0 or part:
-        lost.append(what + "all rows of a file are read: give the part of them in a file, or max_samples, the first ones")
-    elif found.group(2) and number < 100:
-        part["random_rows"] = number / 100
-        lost.append(what + f"the first {number} % of the rows there; here as many, chosen at random (random_rows)")
-    elif not found.group(2):
-        part["max_samples"] = number
-        if files > 1:
-            lost.append(what + f"the first rows of {files} files together; here so many of each")
+    number, share = (int(found.group(1)), bool(found.group(2))) if found else (0, False)
+    if split == "train" or (share and number >= 100):
+        return {}
+    if number == 0 or parted:
+        lost.append(f"{key}: {split!r}: all rows of a file are read: give the part in a file, or max_samples, the first ones")
+        return {}
+    if share:
+        lost.append(f"{key}: {split!r}: the first {number} % of the rows there; here as many, chosen at random (random_rows)")
+        return {"random_rows": number / 100}
+    if files > 1:
+        lost.append(f"{key}: {split!r}: the first rows of {files} files together; here so many of each")
+    return {"max_samples": number}
 
 
 def roles_of(value: Any) -> list[str] | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from forge._errors import RecipeError
 from forge.settings.convert._commands import OPENRLHF
+from forge.settings.convert._data_sets import entries
 from forge.settings.convert._draft import Fields, Keys
 
 _VERBS = {"sft": "sft", "dpo": "dpo", "kto": "kto", "rm": "reward"}
@@ -218,7 +219,7 @@ def _paths(keys: Keys, name: str) -> None:
     """Read data sets, several between commas, each `type@path` or plain."""
     given = keys.get(name)
     paths = [each.strip().rpartition("@")[2] for each in str(given).split(",")] if given else []
-    keys.found["data_path"] = paths[0] if len(paths) == 1 else paths or None
+    keys.found["data_path"] = entries([(path, {}) for path in paths], name, keys.lost) if paths else None
 
 
 def _named(keys: Keys, **usual: tuple[str, str]) -> None:

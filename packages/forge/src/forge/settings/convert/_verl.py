@@ -11,6 +11,7 @@ from typing import Any
 
 from forge._errors import RecipeError
 from forge.settings.convert._commands import VERL
+from forge.settings.convert._data_sets import entries
 from forge.settings.convert._distillation import verl_teacher
 from forge.settings.convert._draft import Fields, Keys
 from forge.settings.convert._verl_loss import LOSSES, read_clip, read_critic, read_kl, read_loss
@@ -334,6 +335,13 @@ def _common(keys: Keys) -> None:
     keys.take("data_path", "data.train_files")
     most = keys.get("data.train_max_samples")
     keys.found["max_samples"] = most if isinstance(most, int) and most > 0 else None
+    if isinstance(files := keys.found["data_path"], list):
+        keys.found["data_path"] = entries([(str(file), {}) for file in files], "data.train_files", keys.lost)
+    if keys.found["max_samples"]:
+        keys.lost.append(
+            f"data.train_max_samples: {most}: of all files together, at random with data.shuffle; here max_samples is the "
+            "first rows of each: for random ones give each file random_rows, data_path={'a.parquet': {'random_rows': 500}}"
+        )
     keys.take("ckpt_output_dir", "trainer.default_local_dir")
     shuffle = keys.get("data.shuffle")
     keys.found["shuffle"] = None if shuffle is None else bool(shuffle)
