@@ -142,7 +142,17 @@ def test_one_source_of_held_out_rows():
             {"a": {"train_on": "last"}},
             'a has {"train_on": "last"} of its own, and rows of this use have no',
         ),
-        (PromptDataSettings, {"a": {"data_format": "alpaca"}}, 'data_path: a has {"data_format": "alpaca"} of its own'),
+        (
+            PromptDataSettings,
+            {"a": {"data_format": "alpaca"}},
+            'data_path: the entry a has {"data_format": "alpaca"} of its own',
+        ),
+        (DataSettings, [{"path": "a", "weight": 1}, {"path": "a", "turns": "auto"}], "a#1 has the weight 1, and a#2 has none"),
+        (DataSettings, [{"path": "a"}, {"path": "a", "train_on": "al"}], "of the entry a#2 train_on must be one of"),
+        (DataSettings, [{"path": "a"}, {"path": "a", "turn": "auto"}], "the entry a#2 has 'turn', which is not known"),
+        (DataSettings, [{"pth": "a"}], "data_path: entry 1 has 'pth', and no path; did you mean 'path'.; known: path, weight,"),
+        (DataSettings, ["a", {"train_on": "last"}], "data_path: entry 2 has 'train_on', and no path; known"),
+        (DataSettings, {"path": "a", "train_on": "last"}, "paths as its keys, and here 'path' is 'a': put it into a list"),
         (PretrainDataSettings, {"a": {"data_format": "text"}}, "rows of this use have no data_format"),
         (
             PreferenceDataSettings,

@@ -77,6 +77,7 @@ def test_a_file_twice(model_dir: Path, files: dict[str, str], tmp_path: Path) ->
     recipe.write_text(yaml.safe_dump({"data_path": entries, "model_path": str(model_dir), "ckpt_output_dir": str(run), **FEW}))
     assert main(["sft", str(recipe), "--max-steps", "1", *KEEP]) == 0
     assert yaml.safe_load((run / "config.yaml").read_text())["data_path"] == entries
+    assert f"{files['texts']}#1, {files['texts']}#2: read 11 rows, kept 11" in (run / "log.txt").read_text()
     words = as_words({"data_path": entries})
     assert main(["sft", str(recipe), *words, "--max-steps", "2", *KEEP]) == 0
     store = forge_data.TokenStore.open(run / "data" / "train")
@@ -97,7 +98,11 @@ def test_what_is_refused(model_dir: Path, files: dict[str, str], tmp_path: Path,
             ['{"data_format": "alpaca"}', "--data-format", "text"],
             "--data-format text has no effect: each entry of --data-path has one of its own",
         ),
-        ("sft", ['{"train_on": "lest"}'], "texts.jsonl --train-on must be one of assistant, last"),
+        (
+            "sft",
+            ['{"train_on": "lest"}'],
+            f"--data-path: of the entry {files['texts']} train_on must be one of assistant, last",
+        ),
         (
             "grpo",
             ['{"data_format": "alpaca"}', "--reward", "exact_match"],

@@ -371,6 +371,10 @@ def test_show_what_is_not_prepared(model, small_chats, write_rows, tmp_path, cap
     page = (tmp_path / "page.html").read_text()
     assert "train.jsonl:12" in page
     assert "<h1>train.jsonl</h1>" in page
+    entry = f'{data}={{"train_on": "all", "random_rows": 3}}'
+    assert _parser.main(["show", entry, "--tokenizer", model]) == 0, "with settings of its own, as prepare reads it"
+    assert "kept 3 of 3 rows" in (out := printed(capsys)[0])
+    assert out.count("(100%)") == 3
     assert not list(tmp_path.glob("forge-data-show-*"))
 
 
@@ -444,11 +448,17 @@ def test_prompts_refuse_what_has_no_effect(words, message, model, write_rows, tm
         (["STORE", "--train-on", "all"], "is prepared already, and --train-on is for rows that are not; leave it out"),
         (["STORE", "--prompts"], "is prepared already, and --prompts is for rows that are not; leave it out"),
         (["nowhere.jsonl", "--tokenizer", "MODEL"], "no file at 'nowhere.jsonl'"),
+        (['nowhere.jsonl={"turns": "history"}', "--tokenizer", "MODEL"], "no file at 'nowhere.jsonl'"),
+        (["ENTRY"], "is not prepared yet; give a --tokenizer to see what would be learned of it"),
+        (["ENTRY", "--tokenizer", "MODEL", "--train-on", "all"], "--train-on is all, and has no effect: each entry of DATA"),
+        (["RECIPE"], "; a recipe holds settings and no rows: give the files that its data_path names"),
     ],
 )
 def test_show_refuses_by_flag(words, message, store, model, tmp_path, capsys):
     """What has no effect, or lacks a tokenizer, is refused in one line."""
-    places = {"ROWS": str(tmp_path / "train.jsonl"), "STORE": store, "MODEL": model}
+    rows, recipe = str(tmp_path / "train.jsonl"), tmp_path / "recipe.yaml"
+    recipe.write_text("data_path: train.jsonl\n")
+    places = {"ROWS": rows, "ENTRY": f'{rows}={{"train_on": "last"}}', "RECIPE": str(recipe), "STORE": store, "MODEL": model}
     assert _parser.main(["show", *[places.get(word, word) for word in words]]) == 2
     assert message in printed(capsys)[1]
 

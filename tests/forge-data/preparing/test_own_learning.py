@@ -163,11 +163,15 @@ def test_prompts(folder, qwen3, tmp_path):
         ({"train_on": "lest"}, DataError, r"of the entry .*b\.jsonl train_on must be one of assistant, last"),
         ({"turns": 3}, DataError, "turns is 3; allowed: auto, history"),
         ({"train_on": "all", "train_on_turn_end": "none"}, DataError, "train_on_turn_end='none' has no effect with train_on"),
-        ({"system_prompt": "Be brief."}, DataError, r"`system_prompt` of .*b\.jsonl has no effect: .*b\.jsonl and all other"),
+        ({"system_prompt": "Be brief."}, DataError, r"of the entry b\.jsonl the system_prompt has no effect: all of its rows"),
         ({"system_prompt": " "}, DataError, "system_prompt is empty"),
         ({"chat_template_kwargs": {"loud": True}}, TemplateError, r"of the entry .*b\.jsonl .*'loud'"),
         ({"chat_template_kwargs": [1]}, DataError, "chat_template_kwargs of the entry .* is a list of 1; it must be an object"),
-        ({"preprocess": f"{MODULE}:quieter"}, DataError, "has no 'quieter'; its functions: louder"),
+        (
+            {"preprocess": f"{MODULE}:quieter"},
+            DataError,
+            r"of the entry .*b\.jsonl preprocess is .* has no 'quieter'; its func",
+        ),
         ({"preprocess": print}, DataError, "preprocess of the entry .* must name a function"),
         ({"chat_template": "chatml"}, DataError, "'chat_template', which is not known; a model is asked in one chat template"),
         ({"roles_to_train": ["user"]}, DataError, "'roles_to_train', which is not known; here it is train_on"),
@@ -207,11 +211,20 @@ def test_a_path_twice(folder, qwen3, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([{"path": "a"}, {"path": "a", "weight": None}], "is named more than once in the data"),
+        ([{"path": "a"}, {"path": "a", "weight": None}], "in the data; name it once, and to see its rows more often, give it"),
         ([{"path": "a", "train_on": "last"}, {"path": "a", "train_on": "last"}], "is named more than once in the data"),
         (["a", {"path": "?", "train_on": "last"}], "is named more than once in the data"),
-        (["a", {"path": "a", "train_on": "last", "weight": 2}], "has the weight 2, and .*a.jsonl has none"),
-        (["a", {"train_on": "last"}], "`data_path` holds null; it must be a path"),
+        (["a", {"path": "a", "train_on": "last", "weight": 2}], "#2 has the weight 2, and .*a.jsonl#1 has none"),
+        (["a", {"train_on": "last"}], "`data_path`: entry 2 has 'train_on', and no path; known: path, weight"),
+        (
+            [{"path": "a", "trian_on": "last"}],
+            r"data_path\[0\] has the fields .*, but 'trian_on', which no data set has; did you",
+        ),
+        ([{"pth": "a", "weight": 2}], "but 'pth', which no data set has; did you mean 'path'"),
+        (
+            [{"path": "a", "weight": 1}, {"path": "a", "weight": 2}],
+            "alike each time; name it once, with the sum of its weights, 3$",
+        ),
         ([{"path": "a", "train_on": "last", "wieght": 2}], "has 'wieght', which is not known; did you mean 'weight'"),
     ],
 )

@@ -121,13 +121,13 @@ def test_a_store_is_known_by_what_its_data_sets_are_read_as(files, module_tokeni
         (
             "questions.jsonl",
             {"rename_columns": {"questoin": "note", **ASKED}},
-            r"`rename_columns` of .*questions\.jsonl names the column 'questoin', which no row has; did you mean 'question'",
+            r"of the entry questions\.jsonl rename_columns names the column 'questoin', which no row has; did you mean 'quest",
         ),
         # A column that another data set has is none of this one's.
         (
             "chats.jsonl",
             {"rename_columns": {"question": "x"}},
-            r"of .*chats\.jsonl names the column 'question', which no row has",
+            r"of the entry chats\.jsonl rename_columns names the column 'question', which no row has",
         ),
         ("chats.jsonl", {"data_format": "alpacca"}, "data_format of the entry .* allowed: .*did you mean 'alpaca'"),
         ("chats.jsonl", {"data_format": ["alpaca"]}, "data_format of the entry .* is a list of 1; allowed: auto"),
@@ -153,7 +153,7 @@ def test_lint_reads_them_so_too(files, module_tokenizer):
     assert not lint(mixture(files), module_tokenizer).stops
     report = lint({files["chats.jsonl"]: {"data_format": "alpaca"}}, module_tokenizer)
     assert {each.place for each in report.findings if each.severity == "stop"} == {f"chats.jsonl:{row}" for row in range(1, 5)}
-    with pytest.raises(DataError, match=r"of .*chats\.jsonl names the column 'x'"):
+    with pytest.raises(DataError, match=r"of the entry chats\.jsonl rename_columns names the column 'x'"):
         lint({files["chats.jsonl"]: {"rename_columns": {"x": "y"}}}, module_tokenizer)
 
 

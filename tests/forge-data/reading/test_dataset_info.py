@@ -299,10 +299,12 @@ def test_a_store_of_one_file_read_in_several_ways(tmp_path, num_proc):
 def test_one_file_twice_in_one_way(tmp_path):
     """It is refused with both entries; so is the file itself beside an entry."""
     one, two = several(tmp_path, {"one": WAYS["one"], "two": WAYS["one"]}, ROW)
-    with pytest.raises(DataError, match=r"more than once in the data \(by .*: one and by .*: two, which read it alike\); to"):
+    with pytest.raises(
+        DataError, match=r"more than once in the data \(by .*: one and by .*: two, which read it alike\); name it"
+    ):
         resolve([one, two])
     for more in ([one], [tmp_path / "rows.jsonl"], [two, tmp_path / "rows.jsonl"]):
-        with pytest.raises(DataError, match="named more than once in the data; to see"):
+        with pytest.raises(DataError, match="named more than once in the data; name it once"):
             resolve([one, *more])
 
 

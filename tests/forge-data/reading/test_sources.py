@@ -122,7 +122,8 @@ def test_a_file_twice(files):
     """A file that is named twice, by any entries, is refused."""
     (path,) = files("a.jsonl")
     with pytest.raises(
-        DataError, match="a.jsonl is named more than once in the data; to see its rows more often, give it a weight"
+        DataError,
+        match="a.jsonl is named more than once in the data; name it once, and to see its rows more often, give it a weight",
     ):
         resolve([path, path.parent / "*.jsonl"])
     with pytest.raises(DataError, match="a.jsonl is named more than once in the data, to be read in two ways: give both"):

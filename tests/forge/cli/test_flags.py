@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from forge.cli._flags import as_flags
+from forge.cli._flags import OF_AN_ENTRY, as_flags
+from forge_data._own_reading import OWN
 
 NAMES = "model_path data_path max_seq_len seed lint keep_best target_modules reference output resume num_epochs".split()
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in NAMES} | {"batch_size": "--effective-batch-size"}
@@ -51,6 +52,20 @@ def test_settings_become_flags(message: str, wanted: str) -> None:
 def test_what_is_no_setting_stays(message: str) -> None:
     """Paths, fields of rows, words that happen to name a setting, and messages about a recipe."""
     assert as_flags(message, FLAGS) == message
+
+
+def test_names_in_an_entry_stay() -> None:
+    """A shell gives an entry's settings as JSON, where a flag is no name; the run's own are flags in such a message too."""
+    flags = {name: f"--{name.replace('_', '-')}" for name in (*OWN, "data_path", "max_seq_len")}
+    assert set(OWN) == OF_AN_ENTRY
+    for name in OWN:
+        said = f"of the entry a.jsonl {name}='x' has no effect with {name}; known: {', '.join(OWN)}"
+        assert as_flags(f"data_path: {said}", flags) == f"--data-path: {said}"
+    said = as_flags("`data_path`: of the entry a on_overflow='split' has no effect without a limit: set max_seq_len", flags)
+    assert said == "--data-path: of the entry a on_overflow='split' has no effect without a limit: set --max-seq-len"
+    assert as_flags("turns='x' has no effect: each entry of data_path has one", flags) == (
+        "--turns x has no effect: each entry of --data-path has one"
+    )
 
 
 def test_without_flags_nothing_changes() -> None:

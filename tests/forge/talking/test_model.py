@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -152,11 +153,11 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_conversation_from_a_pipe(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each line is answered by both models as `forge.generate` answers it; after /reset nothing is remembered."""
     alone = forge.generate(model_dir, "what colour has the fig?", max_new_tokens=5)
-    capsys.readouterr()
+    about_nothing = capsys.readouterr().err.rpartition("the model ")[2].strip().removesuffix(".")
     assert main(["chat", str(model_dir), "--beside", str(model_dir), "--max-new-tokens", "5"]) == 0
     said = capsys.readouterr()
     answers = [part.partition("\n")[2].strip() for part in said.out.split(f"[{model_dir}]")[1:]]
-    assert answers == [alone or "(ended at once, without a word)"] * 4
+    assert answers == [alone or f"({about_nothing})"] * 4
     assert "its own chat template" in said.err
     assert "begins anew" in said.err
 
@@ -202,6 +203,40 @@ def test_what_is_shown_is_the_answer(model_dir: Path) -> None:
     assert answer((), all_of_it) == whole == "".join(all_of_it).strip()
     made = answer((whole[5:9],), until_stop)
     assert made == whole[: whole.index(whole[5:9])].strip() == "".join(until_stop).strip()
+
+
+@pytest.mark.parametrize(
+    ("made", "stop", "said"),
+    [
+        ("\n" * 8, (), "wrote blanks alone, and was cut off at 8 tokens"),
+        ("\nEOS", (), "wrote blanks alone, and ended its answer"),
+        ("EOS", (), "ended its answer at once, without a word"),
+        ("PADPADEOS", (), "wrote special tokens alone, and ended its answer"),
+        ("\nEnd", ("End",), "wrote a stop text before any word"),
+    ],
+)
+def test_how_an_empty_answer_came_about(
+    made: str, stop: tuple[str, ...], said: str, model_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """One that was cut off in blanks has not ended; `generate` says it on stderr, and `chat` in the answer's place."""
+    import torch
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
+    special = {"EOS": tokenizer.eos_token_id, "PAD": tokenizer.pad_token_id}
+    pieces = re.findall("EOS|PAD|\\n|End", made)
+    ids = [each for piece in pieces for each in ([special[piece]] if piece in special else tokenizer(piece)["input_ids"])]
+
+    def drawn(_: object, *, input_ids: Any, **__: object) -> Any:
+        return torch.cat([input_ids, torch.tensor([ids])], dim=1)
+
+    monkeypatch.setattr(transformers.GenerationMixin, "generate", drawn)
+    if not stop:
+        assert forge.generate(model_dir, "hello") == ""
+        assert capsys.readouterr().err.endswith(f"the model {said}.\n")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+    forge.chat(model_dir, stop=stop)
+    assert capsys.readouterr().out == f"({said})\n"
 
 
 def test_a_prompt_from_standard_input(

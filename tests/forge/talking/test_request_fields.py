@@ -78,7 +78,7 @@ def test_what_the_model_decides() -> None:
         ("stop", 5, "stop: 5 is no text"),
         ("stream", "no", "stream: 'no' is neither true nor false"),
         ("logit_bias", {"a": 1}, "logit_bias: {'a': 1} must be {\"token id\": number}"),
-        ("logit_bias", {"1": "x"}, "is no number from -100 to 100"),
+        ("logit_bias", {"1": "x"}, "logit_bias.1: 'x' is no number from -100 to 100"),
         ("chat_template_kwargs", [1], "is no object of arguments of the chat template"),
         ("chat_template_kwargs", {"tokenize": False}, "tokenize is no argument of a chat template"),
         ("logit_bias", {"\u0661": 1}, 'must be {"token id": number}'),

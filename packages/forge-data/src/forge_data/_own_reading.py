@@ -2,16 +2,19 @@
 
 import math
 import os
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeVar
 
 import attrs
 
-from forge_data._errors import DataError
+from forge_data._errors import DataError, ForgeDataError
 from forge_data._formats import AUTO, fault_of, is_known
 from forge_data._values import describe, nearest, text_given
 
 O = TypeVar("O", bound=attrs.AttrsInstance)  # noqa: E741 - options of any use
+E = TypeVar("E", bound=ForgeDataError)
 
 PATH = "path"
 """Name of the path in an entry of a list."""
@@ -72,7 +75,8 @@ class OwnReading:
         for name, value in given.items():
             if _IN_OPTIONS.get(name, name) not in known:
                 raise DataError(
-                    f"`data_path`: {path} has {name} {value!r}, and rows of this use have no {name} to be chosen; take it out"
+                    f"`data_path`: the entry {path} has {name} {value!r}, and rows of this use have no {name} to be chosen; "
+                    "take it out"
                 )
         given = {name: value for name, value in given.items() if name not in _OF_AN_ENTRY}
         if (arguments := given.get("chat_template_kwargs")) is not None:
@@ -80,8 +84,15 @@ class OwnReading:
         try:
             return attrs.evolve(options, **{_IN_OPTIONS.get(name, name): value for name, value in given.items()})
         except DataError as error:
-            # Without backticks, in which the command line would see its own flag.
-            raise DataError(f"`data_path`: of the entry {path} {str(error).replace('`', '')}") from error
+            raise of_entry(path, error) from error
+
+
+def of_entry(path: str, error: E) -> E:
+    """Return an error of a data set's own settings with its name.
+
+    Without backticks, in which the command line would see its own flag.
+    """
+    return type(error)(f"`data_path`: of the entry {path} {str(error).replace('`', '')}")
 
 
 _ALL_ROWS: dict[str, Any] = {"max_samples": None, "random_rows": None, "random_seed": None}
@@ -148,6 +159,20 @@ def names_data_sets(given: Sequence[object]) -> bool:
     )
 
 
+def numbered(names: Sequence[str]) -> list[str]:
+    """Return names that differ, with a number where one is there several times.
+
+    >>> numbered(["a.jsonl", "b.jsonl", "a.jsonl"])
+    ['a.jsonl#1', 'b.jsonl', 'a.jsonl#2']
+    """
+    times, at = Counter(names), Counter[str]()
+    found = []
+    for name in names:
+        at[name] += 1
+        found.append(f"{name}#{at[name]}" if times[name] > 1 else name)
+    return found
+
+
 def entries_of(data_sets: object) -> list[tuple[str, Entry]]:
     """List data sets with what is said of each: a weight, settings of its own, or nothing.
 
@@ -159,15 +184,54 @@ def entries_of(data_sets: object) -> list[tuple[str, Entry]]:
     Raises:
         DataError: something else, naming the data set; or some have a weight and others have none.
     """
-    found = [(_path(path), _entry(_path(path), said)) for path, said in listed(data_sets)]
-    weighted = next((each for each in found if each[1].weight is not None), None)
-    without = next((path for path, entry in found if entry.weight is None), None)
+    check_shape(data_sets)
+    given = [(_path(path), said) for path, said in listed(data_sets)]
+    names = numbered([path for path, _ in given])
+    found = [(path, _entry(name, said)) for name, (path, said) in zip(names, given, strict=True)]
+    weighted = next((each for each in zip(names, found, strict=True) if each[1][1].weight is not None), None)
+    without = next((name for name, (_, entry) in zip(names, found, strict=True) if entry.weight is None), None)
     if weighted is not None and without is not None:
+        name, (_, entry) = weighted
         raise DataError(
-            f"{weighted[0]} has the weight {weighted[1].weight:g}, and {without} has none; give every path a weight, or no "
-            "path one"
+            f"{name} has the weight {entry.weight:g}, and {without} has none; give every path a weight, or no path one"
         )
     return found
+
+
+def check_shape(data_sets: object) -> None:
+    """Refuse an entry of a list that stands alone, and one without a path.
+
+    Raises:
+        DataError: with what it has.
+    """
+    if isinstance(data_sets, Mapping):
+        if isinstance(path := data_sets.get(PATH), (str, os.PathLike)):
+            raise DataError(
+                f"a mapping has paths as its keys, and here {PATH!r} is {os.fspath(path)!r}: put it into a list, "
+                f"[{{{PATH}: ..., ...}}], or make the path the key"
+            )
+        return
+    for at, each in enumerate(data_sets if isinstance(data_sets, (list, tuple)) else ()):
+        if isinstance(each, Mapping) and PATH not in each:
+            near = next((said for name in each if (said := nearest(name, [PATH]))), "")
+            raise DataError(
+                f"entry {at + 1} has {', '.join(map(repr, each)) or 'nothing'}, and no {PATH}{near}; known: "
+                f"{', '.join((PATH, _WEIGHT, *OWN))}"
+            )
+
+
+def misspelt_in(row: Mapping[str, Any]) -> str | None:
+    """Say which name is wrong in a mapping that looks like a data set in a list; None for a row.
+
+    >>> misspelt_in({"path": "a.jsonl", "trian_on": "last"})
+    "'trian_on', which no data set has; did you mean 'train_on'?"
+    >>> misspelt_in({"path": "a.wav", "text": "hello"})
+    """
+    near = {name: name if name in _KNOWN else next(iter(get_close_matches(str(name), _KNOWN, 1, 0.7)), None) for name in row}
+    if None in near.values() or PATH not in near.values():
+        return None
+    wrong = next((name for name, meant in near.items() if name != meant), None)
+    return None if wrong is None else f"{wrong!r}, which no data set has; did you mean {near[wrong]!r}?"
 
 
 def with_texts(data_sets: Any) -> Any:

@@ -15,7 +15,7 @@ RowSettings                          where rows come from, and which are held ou
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import attrs
@@ -23,7 +23,17 @@ from attrs import validators
 
 from forge_data._errors import DataError
 from forge_data._formats import AUTO, BUILT_IN, fault_of, is_axolotl, is_known
-from forge_data._own_reading import OF_ENTRIES, OWN, entries_of, listed, with_texts, without_effect
+from forge_data._own_reading import (
+    OF_ENTRIES,
+    OWN,
+    OwnReading,
+    check_shape,
+    entries_of,
+    listed,
+    numbered,
+    with_texts,
+    without_effect,
+)
 from forge_data._shell_values import columns_of, paths_of
 from forge_data._values import MESSAGE_ROLES, keyword_arguments, text_fault, text_given
 
@@ -110,6 +120,10 @@ def _as_paths(value: Any) -> Any:
 
 
 def _paths(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    try:
+        check_shape(value)
+    except DataError as error:
+        raise ValueError(f"{attribute.name}: {error}") from error
     entries = listed(value) if isinstance(value, (str, tuple, Mapping)) else [(None, None)]
     paths = [path for path, _ in entries]
     if not all(isinstance(path, str) for path in paths):
@@ -256,7 +270,7 @@ class RowSettings:
         """Refuse settings of data sets that rows of this use have not, and ones that each has."""
         known = {field.name: field.default for field in attrs.fields(type(self))}
         data_sets = [each for each in (self.data_path, self.eval_data_path) if each is not None]
-        for path, own in ((path, entry.own) for each in data_sets for path, entry in entries_of(each)):
+        for entry, path, own in _owners(data_sets):
             given = {name: value for name, value in attrs.asdict(own).items() if value is not None}
             if not given:
                 continue
@@ -264,19 +278,27 @@ class RowSettings:
             for name, value in given.items():
                 if name not in known:
                     raise ValueError(
-                        f"data_path: {path} has {json.dumps({name: value})} of its own, and rows of this use have no {name}: "
-                        "take it out"
+                        f"data_path: the entry {entry} has {json.dumps({name: value})} of its own, and rows of this use have "
+                        f"no {name}: take it out"
                     )
             try:
                 # As if it were alone: what its settings may not be together, or beside the run's, is refused.
                 attrs.evolve(self, data_path=path, eval_data_path=None, **given)
             except (TypeError, ValueError) as error:
-                raise ValueError(f"data_path: of the entry {path} {error}") from error
+                raise ValueError(f"data_path: of the entry {entry} {error}") from error
         given = [name for name in OWN if name in known and getattr(self, name) != known[name]]
         if (unused := without_effect(given, self.data_path, self.eval_data_path)) is not None:
             raise ValueError(
                 f"{unused}={getattr(self, unused)!r} has no effect: each entry of data_path has one of its own; leave it out"
             )
+
+
+def _owners(data_sets: Sequence[Any]) -> Iterator[tuple[str, str, OwnReading]]:
+    """Yield name and path of each entry, and the settings of its own."""
+    for each in data_sets:
+        entries = entries_of(each)
+        for name, (path, entry) in zip(numbered([path for path, _ in entries]), entries, strict=True):
+            yield name, path, entry.own
 
 
 # Without slots, so that a class can have another base beside it.

@@ -13,7 +13,7 @@ def paths_of(words: Sequence[str]) -> str | list[Any] | dict[str, Any]:
     """Read the paths of data sets, with `=WEIGHT` or with `=` and settings in JSON.
 
     A word that names something that exists is a path, whatever it contains; so is a URL with a query. A path that is there
-    twice, each time with other settings, is an entry of a list each time.
+    twice is an entry of a list each time, which whoever reads it refuses unless each has other settings.
 
     >>> paths_of(["a.jsonl=0.7", "b.jsonl=0.3"]), paths_of(["a.jsonl", "b.jsonl"]), paths_of(["a.jsonl"])
     ({'a.jsonl': 0.7, 'b.jsonl': 0.3}, ['a.jsonl', 'b.jsonl'], 'a.jsonl')
@@ -21,7 +21,7 @@ def paths_of(words: Sequence[str]) -> str | list[Any] | dict[str, Any]:
     {'a.jsonl': {'data_format': 'alpaca'}, 'b.jsonl': {}}
 
     Raises:
-        DataError: some have a weight and others have none, one path has two, or what stands behind it is no JSON.
+        DataError: some have a weight and others have none, or what stands behind one is no JSON.
     """
     said = [_said(word) for word in words]
     found = {path: value for path, value in said if value is not None}
@@ -32,10 +32,6 @@ def paths_of(words: Sequence[str]) -> str | list[Any] | dict[str, Any]:
     if without is not None and isinstance(weight, float):
         raise DataError(f"{path} has the weight {weight:g}, and {without} has none; give every path a weight, or no path one")
     entries = [(path, {} if value is None else value) for path, value in said]
-    for at, (path, value) in enumerate(entries):
-        before = [other for each, other in entries[:at] if each == path]
-        if value in before or (before and not all(isinstance(each, Mapping) for each in (value, *before))):
-            raise DataError(f"{path} is named more than once; name it once, with all that is said of it")
     if len(dict(entries)) == len(entries):
         return dict(entries)
     return [{"path": path, **(value if isinstance(value, Mapping) else {"weight": value})} for path, value in entries]

@@ -89,7 +89,7 @@ def _prepare(words: Namespace) -> int:
     from forge_data.preparing._prepare import prepare as make
     from forge_data.preparing._prepare_prompts import prepare_prompts
 
-    where, given = (_data(words), words.tokenizer, words.store_dir), {"seed": words.seed, "shard": words.shard}
+    where, given = (_data(words, words.data_path), words.tokenizer, words.store_dir), {"seed": words.seed, "shard": words.shard}
     store: TokenStore | PromptStore
     before = _manifest(words.store_dir)
     if words.prompts:
@@ -138,7 +138,7 @@ def lint(words: Namespace) -> int:
     """Print findings, as text or JSON; return 1 if any stops a training."""
     from forge_data.linting._lint import lint as check
 
-    data = _data(words)
+    data = _data(words, words.data_path)
     if isinstance(data, str):
         data = _store_or_path(data)
     held_out = None if words.eval_data is None else _store_or_path(words.eval_data)
@@ -192,22 +192,26 @@ def _shown(words: Namespace, folder: Path) -> "TokenStore | PromptStore":
     Raises:
         DataError: options for rows where there is a store, or rows without a tokenizer.
     """
+    from forge_data.reading._sources import resolve
     from forge_data.store._manifest import MANIFEST
     from forge_data.viewing._show import opened, store_in
 
-    place = store_in(words.store)
-    if not (place / MANIFEST).is_file() and (words.tokenizer is not None or place.is_file()):
+    place, data = store_in(words.store), paths_of([words.store])
+    is_entry = not isinstance(data, str)
+    if not (place / MANIFEST).is_file() and (words.tokenizer is not None or place.is_file() or is_entry):
         if words.tokenizer is None:
+            resolve(data)  # what holds no rows needs no tokenizer
             raise DataError(f"{words.store} is not prepared yet; give a `tokenizer` to see what would be learned of it")
         # The page is headed by the name of its store.
-        return _prepared(words, folder / (place.resolve().name or "rows"))
+        name = Path(next(iter(data))).name if is_entry else place.resolve().name
+        return _prepared(words, _data(words, [words.store]), folder / (name or "rows"))
     defaults = {"tokenizer": None, "prompts": False, **attrs.asdict(Options()), "preprocess": None}
     if given := [name for name, default in defaults.items() if getattr(words, name) not in (default, None)]:
         raise DataError(f"{words.store} is prepared already, and `{given[0]}` is for rows that are not; leave it out")
     return opened(place)
 
 
-def _prepared(words: Namespace, directory: Path) -> "TokenStore | PromptStore":
+def _prepared(words: Namespace, data: Any, directory: Path) -> "TokenStore | PromptStore":
     """Prepare rows to be shown: the first ones where no sample is asked for."""
     from forge_data.formats._registry import check_name
     from forge_data.preparing._job import Job
@@ -219,29 +223,33 @@ def _prepared(words: Namespace, directory: Path) -> "TokenStore | PromptStore":
     from forge_data.tokenizing._tokenizer import as_tokenizer
 
     if words.prompts:
-        return prepare_prompts(words.store, words.tokenizer, directory, **_prompt_options(words))
+        return prepare_prompts(data, words.tokenizer, directory, **_prompt_options(words))
     given = _options(words)
     function = load_preprocess(given.pop("preprocess"))
     options = Options(**given)
     check_name(options.format)
-    sources = resolve(words.store, max_samples=options.max_samples)
-    if not words.samples and words.finding is None and options.max_samples is None:
-        sources = [attrs.evolve(source, rows=(0, _FIRST_ROWS)) for source in sources]
+    sources = resolve(data, max_samples=options.max_samples)
+    first = [source.rows is None and source.chosen is None for source in sources]
+    if words.samples or words.finding is not None:
+        first = []
+    for number, is_whole in enumerate(first):
+        if is_whole:
+            sources[number] = attrs.evolve(sources[number], rows=(0, _FIRST_ROWS))
     chosen = with_template(as_tokenizer(words.tokenizer), options.chat_template, options.chat_template_kwargs)
     job = Job(tokenizer=chosen, options=options, preprocess=function)
     store = build(job, sources, directory, num_proc=None, progress=True)
-    if store.accounting.read >= _FIRST_ROWS and sources[0].rows is not None and options.max_samples is None:
+    if store.accounting.read >= _FIRST_ROWS and any(first):
         _print(f"of the first {_FIRST_ROWS:,} rows of each file; name samples, such as 0:5, to read all of them")
     return store
 
 
-def _data(words: Namespace) -> Any:
-    """Read the data sets.
+def _data(words: Namespace, given_words: list[str]) -> Any:
+    """Read the data sets, which words name.
 
     Raises:
         DataError: they cannot be read from the words; or an option that each of them has of its own.
     """
-    data = paths_of(words.data_path)
+    data = paths_of(given_words)
     names, defaults = {own: "format" if own == "data_format" else own for own in OWN}, attrs.asdict(Options())
     given = {own: getattr(words, name, None) for own, name in names.items()}
     others = [own for own, name in names.items() if given[own] not in (None, defaults.get(name))]

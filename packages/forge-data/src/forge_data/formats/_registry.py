@@ -21,6 +21,7 @@ from forge_data._errors import DataError, ForgeDataError
 from forge_data._formats import AUTO, BUILT_IN, GROUP, fault_of, is_axolotl, is_known, plug_ins
 from forge_data._media import ONE
 from forge_data._media_values import placed
+from forge_data._own_reading import misspelt_in
 from forge_data._values import describe
 from forge_data.formats._axolotl import named as axolotl_type
 from forge_data.formats._chat import MEDIA_FIELDS
@@ -263,6 +264,8 @@ def _detected(place: str, fields: Fields, known: dict[str, Format]) -> str:
             f"{has}, which fit more than one format: {' and '.join(matching)}; say which is meant with `format`, such as "
             f"{matching[0]}, or keep the fields of one"
         )
+    if (wrong := misspelt_in(fields)) is not None:
+        raise DataError(f"{place} has the fields {_named(fields)}, as a data set has them, but {wrong}")
     _check_nulls(place, fields, candidates.values())
     listed = "; ".join(f"{name} ({row.needs})" for name, row in candidates.items())
     wanted = _wanted(fields, candidates.values())

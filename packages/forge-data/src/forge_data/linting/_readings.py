@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from forge_data._errors import TemplateError
+from forge_data._errors import DataError, TemplateError
 from forge_data._formats import AUTO
 from forge_data._options import Options, PairOptions, PromptOptions, TextOptions
-from forge_data._own_reading import NOTHING_OWN, OwnReading
+from forge_data._own_reading import NOTHING_OWN, OwnReading, numbered, of_entry
 from forge_data.formats._registry import check_name
 from forge_data.linting._row import RowLint
 from forge_data.reading._preprocess import load_preprocess
@@ -32,15 +32,21 @@ def check_own(
         DataError: naming entry and setting.
         TemplateError: the chat template reads no argument of a name that an entry gives.
     """
-    for source in {source.group: source for source in sources if source.own != NOTHING_OWN}.values():
-        source.own.over(options, source.path)
-        check_name(source.own.data_format or AUTO)
-        load_preprocess(source.own.preprocess)
+    entries = list({source.group: source for source in sources}.values())
+    for name, source in zip(numbered([each.path for each in entries]), entries, strict=True):
+        if source.own == NOTHING_OWN:
+            continue
+        source.own.over(options, name)
+        try:
+            check_name(source.own.data_format or AUTO)
+            load_preprocess(source.own.preprocess)
+        except DataError as error:
+            raise of_entry(name, error) from error
         if tokenizer is not None and source.own.chat_template_kwargs:
             try:
                 with_template(tokenizer, None, source.own.chat_template_kwargs)
             except TemplateError as error:
-                raise TemplateError(f"`data_path`: of the entry {source.path} {str(error).replace('`', '')}") from error
+                raise of_entry(name, error) from error
 
 
 class Reading(NamedTuple):

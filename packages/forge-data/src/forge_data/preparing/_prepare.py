@@ -255,10 +255,12 @@ def check_system_prompts(
         if group is not None and kept.isdisjoint(numbers):
             continue
         first = sources[numbers[0]].path
-        whose = "" if group is None else f" of {first}"
+        name, rows = "`system_prompt`", f"all rows, of {first} and others," if len(numbers) > 1 else f"all rows of {first}"
+        if group is not None:
+            name, rows = f"`data_path`: of the entry {sources[numbers[0]].name} the system_prompt", "all of its rows"
         raise DataError(
-            f"`system_prompt`{whose} has no effect: {first} and all other rows{' of it' if whose else ''} are text or token "
-            "ids, and only a conversation has a system message; make the rows messages, or leave it out"
+            f"{name} has no effect: {rows} are text or token ids, and only a conversation has a system message; make the rows "
+            "messages, or leave it out"
         )
 
 

@@ -143,6 +143,8 @@ def _converted(file: DataFile, suffix: str) -> str:
             f"; rows of text are objects with the field text: `jq -Rc '{{text: .}}' {old} > {new}` makes one of each line, "
             "`jq -Rsc` one of the whole file"
         )
+    if suffix in (".yaml", ".yml"):
+        return "; a recipe holds settings and no rows: give the files that its data_path names"
     return ""
 
 

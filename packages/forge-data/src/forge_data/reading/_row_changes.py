@@ -47,7 +47,8 @@ class RowChanges:
             if name not in known:
                 has, near = ", ".join(map(repr, known)) or "none", nearest(name, known)
                 columns = f"{near} The columns are {has}" if near else f"; the columns are {has}"
-                raise DataError(f"`rename_columns`{whose} names the column {name!r}, which no row has{columns}")
+                which = f"`data_path`: of the entry {whose} rename_columns" if whose else "`rename_columns`"
+                raise DataError(f"{which} names the column {name!r}, which no row has{columns}")
 
     def of(self, own: OwnReading) -> "RowChanges":
         """Return the changes of rows of a data set that may have some of its own.
@@ -76,7 +77,7 @@ class SourceChanges:
         self._of_source = [of_entry[source.group] for source in sources]
         first = dict(reversed(list(zip(self._groups, sources, strict=True))))
         self._changes = {group: changes.of(source.own) for group, source in first.items()}
-        self._whose = {group: "" if group is None else f" of {source.path}" for group, source in first.items()}
+        self._whose = {group: "" if group is None else source.name for group, source in first.items()}
         self._seen: dict[int | None, set[str]] = {group: set() for group in first}
 
     def __call__(self, source: int, place: str, fields: dict[str, Any]) -> list[dict[str, Any]]:

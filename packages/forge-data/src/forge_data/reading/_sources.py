@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from forge_data._errors import DataError, printable
-from forge_data._own_reading import NOTHING_OWN, Entry, OwnReading, entries_of, listed
+from forge_data._own_reading import NOTHING_OWN, Entry, OwnReading, entries_of, listed, numbered
 from forge_data._shard import Shard
 from forge_data._values import describe
 from forge_data.reading._arrow import ArrowFile
@@ -168,7 +168,7 @@ def resolve(data_path: DataPath, name: str = "data_path", *, max_samples: int | 
         found += [(group, described, each) for each in (named if isinstance(named, list) else [named])]
     _check_once([(described, _real(each, entries[group][0]), *entries[group]) for group, described, each in found])
     files = iter(_names([(each.path, described) for _, described, each in found if isinstance(each, DataFile)]))
-    names = _numbered([each.name if isinstance(each, DatasetSplit) else next(files) for _, _, each in found])
+    names = numbered([each.name if isinstance(each, DatasetSplit) else next(files) for _, _, each in found])
     sources = [
         Source(name, entries[group][0], _described(attrs.evolve(each, name=name), described), group)
         if isinstance(each, DatasetSplit)
@@ -260,28 +260,23 @@ def _check_once(found: Sequence[tuple[Description | None, str, str, Entry]]) -> 
         DataError: naming the file.
     """
     plain = {path for described, path, _, _ in found if described is None}
-    seen: dict[tuple[str, str | None], list[tuple[Description | None, str, OwnReading]]] = {}
-    for described, path, entry, (_, own) in found:
+    seen: dict[tuple[str, str | None], list[tuple[Description | None, str, Entry]]] = {}
+    for described, path, entry, said in found:
         key = (path, None if described is None or path in plain else described.digest())
         before = seen.setdefault(key, [])
-        if (alike := next((each for each in before if each[1] != entry or each[2].reads_as(own)), None)) is not None:
-            (first, _, read), named, remedy = alike, "", "; to see its rows more often, give it a weight"
+        if (alike := next((each for each in before if each[1] != entry or each[2].own.reads_as(said.own)), None)) is not None:
+            (first, other, before_it), named = alike, ""
+            remedy = "; name it once, and to see its rows more often, give it a weight"
+            if before_it.weight is not None and said.weight is not None and other == entry:
+                remedy = (
+                    f" and read alike each time; name it once, with the sum of its weights, {before_it.weight + said.weight:g}"
+                )
             if path not in plain and first is not None and described is not None and first.place != described.place:
                 named = f" (by {first.place} and by {described.place}, which read it alike)"
-            if not read.reads_as(own):
+            if not before_it.own.reads_as(said.own):
                 remedy = ", to be read in two ways: give both entries the path of this file alone"
             raise DataError(f"{path} is named more than once in the data{named}{remedy}")
-        before.append((described, entry, own))
-
-
-def _numbered(names: list[str]) -> list[str]:
-    """Return names that differ: of a file that is read twice `a.jsonl#1`, `a.jsonl#2`."""
-    times, at = Counter(names), Counter[str]()
-    found = []
-    for name in names:
-        at[name] += 1
-        found.append(f"{name}#{at[name]}" if times[name] > 1 else name)
-    return found
+        before.append((described, entry, said))
 
 
 def part_of(sources: Sequence[Source], shard: Shard) -> tuple[list[Source], Shard]:
@@ -322,8 +317,9 @@ def _entries(data_path: DataPath) -> list[tuple[str, Entry]]:
     given = listed(data_path)
     if not given:
         raise DataError("`data_path` is empty: no rows were given, and no file; give rows, a file, or several")
-    for path, _ in given:
-        _check_path(path)
+    for path, said in given:
+        if path is not None or said == {}:  # what has other names than a path's is said below
+            _check_path(path)
     try:
         return entries_of(data_path)
     except DataError as error:

@@ -309,8 +309,7 @@ def _inspect() -> Callable[..., None]:
 
 def _generate() -> Callable[..., None]:
     example = "forge generate runs/first 'What is in it?' --image plum.png"
-    empty = "the model ended its answer at once, without a word."
-    return command_of(forge.generate, example, positional=2, one_word=("image", "video", "audio"), empty=empty)
+    return command_of(forge.generate, example, positional=2, one_word=("image", "video", "audio"))
 
 
 def _chat() -> Callable[..., None]:

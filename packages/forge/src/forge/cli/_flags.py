@@ -14,11 +14,19 @@ _VALUE = r"""'[^']*'|"[^"]*"|\[[^]]*]|\([^()]*\)|[^\s,;:()\]]*[^\s,;:()\].]"""
 # Not part of a path, of a dotted name, of a mapping or of a quotation.
 _BEFORE, _AFTER = r"""(?<![\w./\\='"{-])""", r"""(?![\w/\\='"(]|\.\w)"""
 
+_ENTRY = re.compile(r"\bthe entry (?!point)")
+OF_AN_ENTRY = frozenset({
+    "data_format", "rename_columns", "preprocess", "train_on", "train_on_turn_end", "turns", "system_prompt",
+    "chat_template_kwargs", "on_overflow", "max_samples", "random_rows", "random_seed",
+})  # fmt: skip
+"""Settings that an entry of `data_path` may have of its own: forge_data's, which is not loaded for a message."""
+
 
 def as_flags(message: str, flags: Mapping[str, str]) -> str:
     """Spell the settings in a message as flags.
 
-    A message about a recipe is left as it is, for there the settings have their own names.
+    A message about a recipe is left as it is, for there the settings have their own names. So have those of an entry of
+    `--data-path`, which a shell gives as JSON.
 
     Args:
         message: of an error.
@@ -30,8 +38,12 @@ def as_flags(message: str, flags: Mapping[str, str]) -> str:
     '90 tokens, and --max-seq-len is 40'
     >>> as_flags("give add_special_tokens=['<|im_end|>']", {"add_special_tokens": "--add-special-tokens"})
     "give --add-special-tokens '<|im_end|>'"
+    >>> as_flags("data_path: of the entry a turns=x", {"data_path": "--data-path", "turns": "--turns"})
+    '--data-path: of the entry a turns=x'
 
     """
+    if _ENTRY.search(message):
+        flags = {name: flag for name, flag in flags.items() if name not in OF_AN_ENTRY}
     if not flags or "(recipe " in message:
         return message
     by_length = sorted(flags, key=len, reverse=True)

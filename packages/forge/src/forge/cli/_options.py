@@ -113,7 +113,6 @@ def command_of(
     *,
     positional: int = 1,
     one_word: Sequence[str] = (),
-    empty: str = "",
     show: Callable[[Any], str] | None = str,
 ) -> Any:
     """Make a command of a public function: the same parameters and help; it prints the result.
@@ -123,7 +122,6 @@ def command_of(
         example: a command line, for the help.
         positional: how many parameters are words; the others are options.
         one_word: lists of which an option takes one word and is repeated, so that words may follow it.
-        empty: a line for stderr where the result is empty.
         show: writes the result; None for a function that prints by itself, whose result is the exit status.
 
     """
@@ -132,10 +130,7 @@ def command_of(
         result = function(*words, **options)
         if show is None:
             return result
-        text = show(result)
-        print(text)
-        if not text:
-            print(f"forge: {empty}", file=sys.stderr)
+        print(show(result))
         return None
 
     parameters = []

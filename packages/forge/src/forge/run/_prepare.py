@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -393,8 +394,16 @@ def open_prepared(task: Task, s: Any, machine: forge_accel.Accelerator, root: Pa
 
 
 def _named(data: Any) -> str:
-    """Name the rows of a setting: one source, a list of them, or a mapping of them to weights."""
-    return ", ".join(map(str, data)) if isinstance(data, (list, tuple, Mapping)) else str(data)
+    """Name the rows of a setting: one source, a list of them, or a mapping of them to weights.
+
+    A file that is there several times has a number, as its rows have.
+    """
+    if not isinstance(data, (list, tuple, Mapping)):
+        return str(data)
+    paths = [str(each["path"]) if isinstance(each, Mapping) else str(each) for each in data]
+    times, seen = Counter(paths), Counter[str]()
+    seen_at = [seen.update([path]) or seen[path] for path in paths]
+    return ", ".join(f"{path}#{at}" if times[path] > 1 else path for path, at in zip(paths, seen_at, strict=True))
 
 
 @contextmanager

@@ -51,7 +51,7 @@ class _Side:
         try:
             self._model.answer(asked, sampling, show, media=given)
             if not "".join(made).strip():
-                print("(ended at once, without a word)", end="")
+                print(f"({self._model.about_answer})", end="")
         except KeyboardInterrupt as stopped:
             _only_ctrl_c(stopped)
             print(" (stopped)", end="")

@@ -40,7 +40,8 @@ def generate(
         seed: Seed of the sampling.
 
     Returns:
-        The answer, without special tokens. Which template it was asked with is said on standard error.
+        The answer, without special tokens. Which template it was asked with is said on standard error, and how an answer came
+        about that is empty.
 
     Raises:
         SettingsError: a value is out of range, or there is no model at `model_path`, or no medium.
@@ -61,10 +62,15 @@ def generate(
     if not model.converses:
         if system:
             raise SettingsError("system has no effect here: this tokenizer has no chat template.")
-        return model.answer([asked], sampling, media=media)
-    if (said := model.about_system(system)) is not None:
-        print(said, file=sys.stderr)
-    return model.answer(with_system_prompt([asked], model.system(system)), sampling, media=media)
+        messages = [asked]
+    else:
+        if (said := model.about_system(system)) is not None:
+            print(said, file=sys.stderr)
+        messages = with_system_prompt([asked], model.system(system))
+    answer = model.answer(messages, sampling, media=media)
+    if not answer:
+        print(f"the model {model.about_answer}.", file=sys.stderr)
+    return answer
 
 
 def check_text(prompt: str, system: str | None, *, alone: bool = True) -> None:

@@ -32,7 +32,7 @@ from forge._turn_end import stop_at_turn_end, trained_turn_end
 from forge.saving._directories import last_export, run_values
 from forge.saving._system_prompt import run_system_prompt
 from forge.talking._rounded import load_rounded, rounding_of
-from forge.talking._stops import BeforeStop, end_of, until_stop
+from forge.talking._stops import BeforeStop, about_nothing, end_of, until_stop
 from forge.tasks._system_message import shared_system
 
 _SWITCH = "enable_thinking"
@@ -197,6 +197,8 @@ class AnsweringModel:
         asked_with = _template(self._tokenizer.chat_template, model_path)
         self.about: str = f"{directory}: {'; '.join(filter(None, (asked_with, rounding.said)))}"
         """Which chat template and which thinking mode answers are asked with, and what weights are rounded to, in words."""
+        self.about_answer: str | None = None
+        """How the last answer came about where it is empty, in words."""
         self._data = Path(directory).expanduser().absolute().parent.parent / "data" / "train"
 
     def system(self, given: str | None) -> str | None:
@@ -279,7 +281,12 @@ class AnsweringModel:
                 **(streamer or {}),
             )
         made = str(self._tokenizer.decode(tokens[0, prompt:], skip_special_tokens=True))
-        return made[: end_of(made, sampling.stop)].strip()
+        drawn_ids, eos = tokens[0, prompt:].tolist(), self._model.generation_config.eos_token_id
+        ended = drawn_ids[-1:] and drawn_ids[-1] in (eos if isinstance(eos, list) else [eos])
+        end = end_of(made, sampling.stop)
+        answer = made[:end].strip()
+        self.about_answer = None if answer else about_nothing(made, len(drawn_ids), cut_off=not ended, stopped=end < len(made))
+        return answer
 
     @contextmanager
     def _refusing(self, media: Sequence[forge_data.Media]) -> Iterator[None]:

@@ -235,7 +235,8 @@ def _biased(given: Mapping[str, Any]) -> dict[int, float]:
     value = given.get("logit_bias", {})
     if not isinstance(value, Mapping) or not all(each.isascii() and each.isdecimal() for each in value):
         raise BadRequest(f'{_short(value)} must be {{"token id": number}}', "logit_bias")
-    return {int(token): _number(value, token, -100, 100) or 0.0 for token in value}
+    named = {f"logit_bias.{token}": each for token, each in value.items()}
+    return {int(name.rpartition(".")[2]): _number(named, name, -100, 100) or 0.0 for name in named}
 
 
 def _check_tools(given: Mapping[str, Any]) -> None:

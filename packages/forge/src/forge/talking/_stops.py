@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from forge._counted import counted
+
 
 def end_of(text: str, stop: Sequence[str]) -> int:
     """Return where a text ends: before the first stop string in it.
@@ -13,6 +15,26 @@ def end_of(text: str, stop: Sequence[str]) -> int:
     1
     """
     return min((text.index(each) for each in stop if each in text), default=len(text))
+
+
+def about_nothing(text: str, tokens: int, *, cut_off: bool, stopped: bool) -> str:
+    """Say how an answer without a word came about.
+
+    Args:
+        text: of it, blanks included, without special tokens.
+        tokens: that were drawn.
+        cut_off: whether it might have gone on, but for the number of its tokens.
+        stopped: whether there was a stop string.
+
+    >>> about_nothing("", 1, cut_off=False, stopped=False)
+    'ended its answer at once, without a word'
+    """
+    if stopped:
+        return "wrote a stop text before any word"
+    if not text and not cut_off and tokens < 2:
+        return "ended its answer at once, without a word"
+    wrote = "blanks alone" if text else "special tokens alone"
+    return f"wrote {wrote}, and " + (f"was cut off at {counted(tokens, 'tokens')}" if cut_off else "ended its answer")
 
 
 class BeforeStop:
