@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import forge
+
 from ..lanes import ci_keeps
 from ..ranks import run_on_ranks
 from .starts import metrics, untimed, weights
@@ -63,6 +65,25 @@ def test_a_resume_and_another_cut_are_invisible(verb: str, more: dict[str, Any],
         [line[name] for line in metrics(each) for name in ("loss", "grad_norm") if name in line] for each in (alone, other)
     ]
     np.testing.assert_allclose(figures[1], figures[0], rtol=1e-3, atol=1e-5)
+
+
+def test_one_step_on_each_rollout_warns_of_what_it_leaves_without_effect(
+    model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kl_cov trains as dapo, to the bit, and says so."""
+    monkeypatch.syspath_prepend(tmp_path)
+    given = settings_of("grpo", model_dir, tmp_path) | {"max_steps": 2, "learning_rate": 1e-2, "validation_split": 0.0}
+
+    def run(kind: str, **more: Any) -> tuple[dict[str, bytes], str]:
+        into = tmp_path / kind
+        forge.grpo(**{**given, "num_iterations": 1, "loss_type": kind, **more}, ckpt_output_dir=into)
+        return weights(into), (into / "log.txt").read_text()
+
+    (plain, quiet), (alike, said) = run("dapo"), run("kl_cov", kl_cov_ratio=0.3)
+    assert alike == plain
+    warning = "WARNING: loss_type=kl_cov (the gradients are those of dapo), kl_cov_ratio=0.3 have no effect: each rollout is"
+    assert warning in said
+    assert "have no effect" not in quiet
 
 
 @pytest.mark.lane

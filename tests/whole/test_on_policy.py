@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,23 @@ def test_the_loss_is_that_of_both_models_at_what_was_sampled(beta: float, given:
         assert 1 <= len(line["completion_ids"]) <= 12
     expected = naive_loss(given, runs[0], beta)
     assert [losses(run)[0] for run in runs] == [pytest.approx(expected, rel=1e-5)] * 2
+
+
+@pytest.mark.slow
+def test_a_step_line_says_whether_the_step_was_sampled(given: dict[str, Any], tmp_path: Path) -> None:
+    """With length and share of what was cut off; before the first step the log says how many steps the seed has drawn."""
+    run = tmp_path / "run"
+    forge.distill(**given | {"on_policy": 0.5, "logging_steps": 1, "seed": 3, "ckpt_output_dir": run})
+    log = (run / "log.txt").read_text()
+    steps = [line for line in log.splitlines() if re.search(r"\bstep \d/4 ", line)]
+    sampled = [number for number in range(1, 5) if (run / "samples" / f"step_{number}.jsonl").is_file()]
+    assert 0 < len(sampled) < 4
+    assert [number for number, line in enumerate(steps, 1) if "  sampled  length " in line] == sampled
+    for number in sampled:
+        lines = samples_of(run, number)
+        cut_off = sum(not line["finished"] for line in lines) / len(lines)
+        assert f"  cut_off {cut_off:.0%}" in steps[number - 1] or not cut_off
+    assert f"on_policy=0.5: {len(sampled)} of 4 steps {'is' if len(sampled) == 1 else 'are'} on completions of the" in log
 
 
 @pytest.mark.lane

@@ -46,6 +46,35 @@ def test_nothing_is_divided_by_twice(given):
     assert GRPOSettings(**given, scale_rewards="group").scale == "group"
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "idle"),
+    [
+        (GRPOSettings, {"loss_type": "kl_cov"}, ("loss_type",)),
+        (GRPOSettings, {"loss_type": "kl_cov", "kl_cov_ratio": 0.1}, ("loss_type", "kl_cov_ratio")),
+        (GRPOSettings, {"loss_type": "kl_cov", "kl_cov_coef": 2.0}, ("loss_type", "kl_cov_coef")),
+        (GRPOSettings, {"loss_type": "gspo", "clip": 0.1}, ("loss_type", "clip")),
+        (GRPOSettings, {"loss_type": "sapo", "sapo_temperature_neg": 2.0}, ("loss_type", "sapo_temperature_neg")),
+        (GRPOSettings, {"loss_type": "vespo", "vespo_k_pos": 1.0}, ("loss_type", "vespo_k_pos")),
+        (GRPOSettings, {"clip": 0.2, "clip_high": 0.28, "dual_clip": 3.0}, ("clip", "clip_high", "dual_clip")),
+        (GRPOSettings, {"off_policy_mask_threshold": 0.1}, ("off_policy_mask_threshold",)),
+        (RLOOSettings, {"clip_high": 0.3}, ("clip_high",)),
+        (PPOSettings, {"num_iterations": 1, "clip": 0.1, "value_clip": 0.5}, ("clip", "value_clip")),
+        # The defaults, written out, and kinds that differ from others in the first step too.
+        (PPOSettings, {"num_iterations": 1}, ()),
+        (GRPOSettings, {"clip": 0.2}, ()),
+        *((GRPOSettings, {"loss_type": kind}, ()) for kind in ("grpo", "dr_grpo", "dapo", "luspo", "gpg", "clip_cov")),
+        # Another mean, and advantages of tokens, by which whole completions differ.
+        (GRPOSettings, {"loss_type": "sapo", "loss_reduction": "tokens"}, ()),
+        (GRPOSettings, {"loss_type": "gspo", "top_entropy_quantile": 0.2}, ()),
+    ],
+)
+def test_what_a_single_step_on_a_rollout_leaves_without_effect(kind, given, idle):
+    """It is named with one step on each rollout, and with two of either kind nothing is."""
+    one = kind(**given)
+    assert one.idle == idle
+    assert attrs.evolve(one, updates_per_pass=2).idle == attrs.evolve(one, num_iterations=2).idle == ()
+
+
 def test_one_name_is_a_list_of_one():
     """A single name becomes a list, as a command line gives it."""
     assert GRPOSettings(reward="a:f", reward_weights=2).reward == ("a:f",)

@@ -163,13 +163,15 @@ def test_choices_suggest_the_nearest() -> None:
         ("lr_scheduler", "constant_with_warmup", "constant"),
         ("adapter", "LoRA", "lora"),
         ("packing", "true", "on"),
+        ("baseline", "ReMax", "greedy"),
+        ("baseline", "otb", "optimal_token"),
     ],
 )
 def test_values_of_other_libraries(name: str, theirs: str, here: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Their word for a choice is answered with ours, in Python and on the command line, not with one that looks alike."""
     with pytest.raises(SettingsError, match=f"{name} must be one of .*Did you mean '{here}'"):
-        resolve(SFTSettings, ("argument", {**REQUIRED, name: theirs}))
-    assert main(["sft", f"--{name.replace('_', '-')}", theirs]) == 2
+        resolve(GRPOSettings if name == "baseline" else SFTSettings, ("argument", {**REQUIRED, name: theirs}))
+    assert main(["grpo" if name == "baseline" else "sft", f"--{name.replace('_', '-')}", theirs]) == 2
     assert capsys.readouterr().err.strip().endswith(f'Did you mean "{here}"?')
 
 

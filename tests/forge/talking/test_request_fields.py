@@ -83,7 +83,12 @@ def test_what_the_model_decides() -> None:
         ("chat_template_kwargs", {"tokenize": False}, "tokenize is no argument of a chat template"),
         ("logit_bias", {"\u0661": 1}, 'must be {"token id": number}'),
         ("prompt", "\ud800", "prompt: is no UTF-8"),
-        ("prompt", ["hi"], "prompt: ['hi'] is no text"),
+        (
+            "prompt",
+            ["hi"],
+            "prompt: ['hi'] is no text; one text is taken, and no list of texts or of token ids; ask once for each",
+        ),
+        ("prompt", {"a": 1}, "prompt: {'a': 1} is no text; give one in quotes"),
         ("instructions", 5, "instructions: 5 is no text"),
         ("suffix", "x", "suffix: 'x' would have no effect here; write the prompt with the model's own words for a gap"),
         ("reasoning", {"effort": "high"}, "give it to the template"),
@@ -98,3 +103,11 @@ def test_what_would_have_no_effect(field: str, value: Any, said: str) -> None:
     with pytest.raises(BadRequest) as caught:
         read_fields({field: value}, {*KNOWN, "prompt", "instructions", "suffix", "reasoning", "verbosity"})
     assert said in caught.value.as_json()["error"]["message"]
+
+
+def test_two_lengths_are_refused() -> None:
+    """transformers' server took one of them without a word; the same number twice is one."""
+    with pytest.raises(BadRequest, match="is 4, and max_completion_tokens is 9; both say how long an answer may be") as caught:
+        read_fields({"max_completion_tokens": 9, "max_tokens": 4}, KNOWN)
+    assert caught.value.param == "max_tokens"
+    assert read_fields({"max_tokens": 4, "max_completion_tokens": 4}, KNOWN)[1].length == 4

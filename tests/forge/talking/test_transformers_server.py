@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from forge.talking._transformers_server import _of_template
+from forge.talking._transformers_server import _of_template, _refuse_unread_tools
 
 from ...ranks import run_on_ranks
 
@@ -106,6 +106,7 @@ stop = found["likeliest"][2:5]
 found["stop"], found["stopped"] = stop, answer(temperature=0, stop=stop)
 found["stream"] = client.post("/v1/chat/completions", json=asked | {"temperature": 0, "stop": stop, "stream": True}).text
 found["room"] = [answer(max_tokens=10**6), answer(messages=[{"role": "user", "content": "apple " * 3000}])]
+found["tools"] = answer(tools=[{"type": "function", "function": {"name": "f"}}])
 found["token"] = answer(logit_bias={"999999": 1})
 settings = ("{", "[]", '{"foo": 1}', '{"temperature": -1, "do_sample": true}')
 found["settings"] = [answer(generation_config=each)["message"] for each in settings]
@@ -214,6 +215,11 @@ def test_answers_are_drawn_as_asked(model_dir: Path) -> None:
     assert found["biased_completion"] == [found["token_70"]] * 2
     assert found["response"] == "response"
     assert [status for status, _ in found["routes"]] == [404, 404, 404, 400]
+    served = "there are /v1/chat/completions, /v1/completions, /v1/responses, /v1/models"
+    assert found["routes"][2][1] == f"POST /v1/embeddings: not served here; {served}"
+    assert found["tools"]["message"].startswith(
+        "tools: this model's chat template writes no tools, so that it would not know of"
+    )
     assert found["seconds"] < 10  # of 400 steps of 0.05 seconds
     assert found["ended_after"] < 10
     check_ended(found)
@@ -287,6 +293,19 @@ def test_a_developer_is_the_system_where_the_template_leaves_him_out() -> None:
 
     assert of("system", "user") == ["system", "user"]
     assert of("developer", "user") == ["developer", "user"]
+
+
+def test_tools_that_the_template_writes_are_no_error() -> None:
+    """However it writes them; a template that raises is asked where the request is read, and no tools are no question."""
+
+    def writes(*_: Any, tools: Any, **__: Any) -> str:
+        return f"hi {tools or ''}"
+
+    def fails(*_: Any, **__: Any) -> str:
+        raise ValueError("no tools")
+
+    for template, tools in ((writes, [{"name": "f"}]), (fails, [{"name": "f"}]), (lambda *_, **__: "hi", [])):
+        _refuse_unread_tools(tools, SimpleNamespace(apply_chat_template=template))
 
 
 @pytest.mark.slow

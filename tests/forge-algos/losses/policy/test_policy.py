@@ -268,6 +268,20 @@ def test_on_policy_is_the_policy_gradient(kind):
     torch.testing.assert_close(grad, -(advantages / divisors).repeat_interleave(sizes))
 
 
+@pytest.mark.parametrize("kind", sorted(name for name, row in POLICY_KINDS.items() if row.first_as))
+def test_on_policy_another_kind_has_the_same_gradients(kind):
+    """What `first_as` names: alike while every ratio is 1, and not where one is not."""
+    new, old, _, advantages, lengths = rollout(4)
+
+    def gradient(kind, old):
+        terms = policy_gradient(new, old, advantages, lengths, **settings_for(kind, some_of(len(new))))
+        return torch.autograd.grad(terms.sum / terms.count, new)[0]
+
+    plain = POLICY_KINDS[kind].first_as
+    torch.testing.assert_close(gradient(kind, new.detach()), gradient(plain, new.detach()))
+    assert not torch.allclose(gradient(kind, old), gradient(plain, old))
+
+
 def test_advantages_of_tokens():
     """Advantages may be given by token, as from gae; one a sample is the same repeated."""
     new, old, _, advantages, lengths = rollout(4)

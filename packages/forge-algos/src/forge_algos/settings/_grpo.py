@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 import attrs
 
-from forge_algos.settings._online import GroupSettings, check_dual_clip
+from forge_algos.settings._online import GroupSettings, changed, check_dual_clip
 from forge_algos.settings._online_validators import above_or_none, above_share, share
 from forge_algos.settings._policy_kinds import (
     GAMMA,
@@ -73,7 +73,8 @@ class GRPOSettings(GroupSettings):
     """Share of a step's tokens, above 0, with the largest covariances, that loss_type=kl_cov holds near the policy that
     sampled."""
     kl_cov_coef: float = attrs.field(default=1.0, validator=number(kind=float, above=True))
-    """Weight of the absolute log-ratio of those tokens in the loss of loss_type=kl_cov."""
+    """Weight of the absolute log-ratio of those tokens in the loss of loss_type=kl_cov: from the second step on a rollout
+    on, with num_iterations or updates_per_pass above 1."""
     importance_sampling_level: Level | None = attrs.field(default=None, validator=attrs.validators.optional(one_of(Level)))
     """Whose ratio to the policy that sampled it is: each token's own ("token"), or a completion's, the geometric mean of its
     tokens' ("sequence"). By default the loss type's: a completion's for gspo and luspo."""
@@ -246,6 +247,14 @@ class GRPOSettings(GroupSettings):
         names = ("scale_rewards", "off_policy_mask_threshold", "entropy_coef", "use_adaptive_entropy", "top_entropy_quantile")
         names += ("baseline", "whiten", "kl_in_reward")
         self._check_alone(True, (*names, "kl_estimator", "tis_cap", "multi_objective_aggregation"), form)  # noqa: FBT003
+
+    def _read_later(self) -> tuple[str, ...]:
+        # Another ratio or mean, and terms of a token that differ by token, make another gradient of whole completions.
+        plain = self.loss_reduction is None and self.importance_sampling_level is None
+        plain &= self.policy.ratio == "token" or (self.top_entropy_quantile == 1 and self.sampler == "transformers")
+        later = ("loss_type",) if plain and self.policy.first_as else ()
+        names = ("dual_clip", "sapo_temperature_pos", "sapo_temperature_neg", *_GAMMA, "off_policy_mask_threshold")
+        return later + super()._read_later() + changed(self, (*names, "kl_cov_ratio", "kl_cov_coef"))
 
     @property
     def paired(self) -> bool:

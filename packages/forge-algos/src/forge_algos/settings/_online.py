@@ -204,12 +204,39 @@ class OnlineSettings:
                 f"tis_above={self.tis_above} is above max_sampler_gap={self.max_sampler_gap}, where the run ends; lower it"
             )
 
+    @property
+    def steps_of_rollout(self) -> int:
+        """Number of optimizer steps on one rollout."""
+        return self.num_iterations * self.updates_per_pass
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Names of settings that change nothing because each rollout is learned from in one step.
+
+        They read the ratio to the policy that sampled, which is 1 in that step.
+
+        >>> RLOOSettings(clip=0.1).idle, RLOOSettings(clip=0.1, updates_per_pass=2).idle
+        (('clip',), ())
+        """
+        return () if self.steps_of_rollout > 1 else self._read_later()
+
+    def _read_later(self) -> tuple[str, ...]:
+        """Return the names of settings that are not their defaults and act from the second step on a rollout on."""
+        low, high = self.policy.clip
+        if not self.policy.bounded or self.policy.bounds(self.clip, self.clip_high) == (low, high):
+            return ()
+        return tuple(name for name in ("clip", "clip_high") if getattr(self, name) is not None)
+
     def _check_alone(self, unread: bool, names: tuple[str, ...], why: str) -> None:
         """Refuse settings that are not read and have another value than their default."""
-        fields = attrs.fields_dict(type(self))
-        for name in names if unread else ():
-            if getattr(self, name) != fields[name].default:
-                raise ValueError(f"{name}={getattr(self, name)!r} has no effect {why}; leave it out")
+        for name in changed(self, names) if unread else ():
+            raise ValueError(f"{name}={getattr(self, name)!r} has no effect {why}; leave it out")
+
+
+def changed(settings: OnlineSettings, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of `names` that have another value than their default."""
+    fields = attrs.fields_dict(type(settings))
+    return tuple(name for name in names if getattr(settings, name) != fields[name].default)
 
 
 def check_dual_clip(settings: OnlineSettings, dual_clip: float | None) -> None:
@@ -305,3 +332,6 @@ class PPOSettings(OnlineSettings):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         check_dual_clip(self, self.dual_clip)
+
+    def _read_later(self) -> tuple[str, ...]:
+        return super()._read_later() + changed(self, ("value_clip", "dual_clip"))

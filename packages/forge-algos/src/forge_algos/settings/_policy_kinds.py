@@ -54,6 +54,9 @@ class PolicyKind:
     scale: Scale = "group"
     """What GRPO divides its advantages by where `scale_rewards` is not set:
     a standard deviation, of the group or the batch, or nothing."""
+    first_as: str = ""
+    """Plain kind with the same gradients while every ratio is 1, so that this one differs from it in later steps on a
+    rollout alone; "" where there is none, or where it differs in the first step too."""
 
     @property
     def per_token(self) -> bool:
@@ -105,22 +108,32 @@ POLICY_KINDS: dict[str, PolicyKind] = {
     "grpo": PolicyKind(ratio="token", reduce="mean", grpo=True),  # arXiv 2402.03300, equation 3
     "dr_grpo": PolicyKind(ratio="token", reduce="max_length", grpo=True, scale="none"),  # arXiv 2503.20783
     "dapo": PolicyKind(ratio="token", reduce="tokens", grpo=True),  # arXiv 2503.14476, equation 8
-    "gspo": PolicyKind(ratio="sequence_mean", reduce="mean", grpo=True, clip=(3e-4, 4e-4)),  # arXiv 2507.18071, eqs 5 to 7
-    "luspo": PolicyKind(ratio="sequence_mean", reduce="sum", grpo=True, clip=(3e-4, 4e-4)),  # arXiv 2602.05261; GSPO's clip
-    "gmpo": PolicyKind(ratio="sequence_mean", reduce="mean", clipped="tokens", grpo=True, clip=(0.4, 0.4)),  # arXiv 2507.20673
-    "cispo": PolicyKind(  # arXiv 2506.13585, equations 4 and 5; the bound of arXiv 2510.13786
-        ratio="token", reduce="tokens", clipped="weight", clip=(None, 4.0), grpo=True
+    "gspo": PolicyKind(  # arXiv 2507.18071, equations 5 to 7
+        ratio="sequence_mean", reduce="mean", grpo=True, first_as="grpo", clip=(3e-4, 4e-4)
     ),
-    "sapo": PolicyKind(ratio="token", reduce="mean", clipped="gate", grpo=True),  # arXiv 2511.20347
-    "vespo": PolicyKind(ratio="sequence_sum", reduce="tokens", clipped="gamma", grpo=True),  # arXiv 2602.10693
-    "dppo_tv": PolicyKind(ratio="token", reduce="tokens", clipped="tv", grpo=True, clip=(0.15, 0.15)),  # arXiv 2602.04879
-    "dppo_kl": PolicyKind(
-        ratio="token", reduce="tokens", clipped="kl", grpo=True, clip=(0.05, 0.05)
-    ),  # the same; verl's bounds
+    "luspo": PolicyKind(ratio="sequence_mean", reduce="sum", grpo=True, clip=(3e-4, 4e-4)),  # arXiv 2602.05261; GSPO's clip
+    "gmpo": PolicyKind(  # arXiv 2507.20673
+        ratio="sequence_mean", reduce="mean", clipped="tokens", grpo=True, first_as="grpo", clip=(0.4, 0.4)
+    ),
+    "cispo": PolicyKind(  # arXiv 2506.13585, equations 4 and 5; the bound of arXiv 2510.13786
+        ratio="token", reduce="tokens", clipped="weight", clip=(None, 4.0), grpo=True, first_as="dapo"
+    ),
+    "sapo": PolicyKind(ratio="token", reduce="mean", clipped="gate", grpo=True, first_as="grpo"),  # arXiv 2511.20347
+    "vespo": PolicyKind(ratio="sequence_sum", reduce="tokens", clipped="gamma", grpo=True, first_as="dapo"),  # arXiv 2602.10693
+    "dppo_tv": PolicyKind(  # arXiv 2602.04879
+        ratio="token", reduce="tokens", clipped="tv", grpo=True, first_as="dapo", clip=(0.15, 0.15)
+    ),
+    "dppo_kl": PolicyKind(  # the same; verl's bounds
+        ratio="token", reduce="tokens", clipped="kl", grpo=True, first_as="dapo", clip=(0.05, 0.05)
+    ),
     "gpg": PolicyKind(ratio="token", reduce="tokens", clipped="none", grpo=True),  # arXiv 2504.02546
-    "dro": PolicyKind(ratio="token", reduce="tokens", clipped="square", grpo=True),  # verl's, after arXiv 2405.19107
+    "dro": PolicyKind(  # verl's, after arXiv 2405.19107
+        ratio="token", reduce="tokens", clipped="square", grpo=True, first_as="dapo"
+    ),
     "clip_cov": PolicyKind(ratio="token", reduce="tokens", clipped="cov", grpo=True),  # arXiv 2505.22617, equations 11 to 13
-    "kl_cov": PolicyKind(ratio="token", reduce="tokens", clipped="cov_kl", grpo=True),  # the same, equations 14 and 15
+    "kl_cov": PolicyKind(  # the same, equations 14 and 15
+        ratio="token", reduce="tokens", clipped="cov_kl", grpo=True, first_as="dapo"
+    ),
     "online_dpo": PolicyKind(  # arXiv 2402.04792; its advantages are the slopes of a pair's DPO loss
         ratio="sequence_sum", reduce="mean", clipped="none", kl=False, grpo=True, scale="none"
     ),

@@ -115,7 +115,7 @@ RENAMED = {
         "kl_cov_coef": "ppo_kl_coef",
         "kl_target": "target_kl",
         "kl_horizon": "horizon",
-        "clip": "epsilon cliprange clip_ratio clip_ratio_low eps_clip",
+        "clip": "epsilon cliprange clip_range clip_ratio clip_ratio_low eps_clip",
         "clip_high": "epsilon_high clip_ratio_high",
         "dual_clip": "delta clip_ratio_c",
         "router_aux_loss_coef": "moe_aux_loss_coef aux_loss_coef",
@@ -407,6 +407,7 @@ CHOICES = {
 
 _WORDS = {
     "adapter": {"full": "none", "peft": "lora"},
+    "baseline": {"remax": "greedy", "rloo": "leave_one_out", "opo": "length", "passk": "second_best", "otb": "optimal_token"},
     "attention": {"flash": "auto", "flash_attn": "auto", "fa2": "auto"},
     "dtype": {"bf16": "bfloat16", "fp32": "float32", "float": "float32", "fp16": "bfloat16", "float16": "bfloat16"},
     "lr_scheduler": {"cosine_with_warmup": "cosine", "linear_with_warmup": "linear", "none": "constant"},

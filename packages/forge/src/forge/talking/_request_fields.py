@@ -142,7 +142,13 @@ def read_fields(body: Mapping[str, Any], known: Collection[str], asked: str = "m
         if isinstance(given.get(name), str):
             check_text(given[name], name)
         elif name in given and name in ("prompt", "instructions"):
-            raise BadRequest(f"{_short(given[name])} is no text; give one in quotes", name)
+            several = isinstance(given[name], list)
+            told = (
+                "one text is taken, and no list of texts or of token ids; ask once for each"
+                if several
+                else "give one in quotes"
+            )
+            raise BadRequest(f"{_short(given[name])} is no text; {told}", name)
     temperature = _number(given, "temperature", 0)
     _number(given, "top_p", 0, 1)
     drawing = Drawing(
@@ -159,6 +165,7 @@ def read_fields(body: Mapping[str, Any], known: Collection[str], asked: str = "m
         choices=(_whole(given, "n", 1, _MOST_CHOICES) or 1) if asked in _CHOICES else 1,
         logprobs=_logprobs(given, asked) if asked in _CHOICES else None,
     )
+    _check_lengths(given)
     _check_template_arguments(given)
     _check_tools(given)
     passed = {
@@ -217,6 +224,16 @@ def _whole(given: Mapping[str, Any], name: str, least: int, most: int | None = N
     if isinstance(value, bool) or not isinstance(value, int) or value < least or value > (most or value):
         raise BadRequest(f"{_short(value)} is no whole number {_bounds(least, most)}", name)
     return value
+
+
+def _check_lengths(given: Mapping[str, Any]) -> None:
+    """Refuse two names of one number with two values, of which transformers' server would take one."""
+    first, *others = [name for name in _LENGTHS if name in given] or [""]
+    for name in others:
+        if given[name] != given[first]:
+            raise BadRequest(
+                f"is {given[first]}, and {name} is {given[name]}; both say how long an answer may be: give one", first
+            )
 
 
 def _bounds(least: float, most: float | None) -> str:

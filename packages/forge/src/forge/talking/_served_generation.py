@@ -36,6 +36,8 @@ class Asking:
         """ASGI's; says that the client has gone."""
         self.drawing = Drawing()
         self.messages: Any = None
+        self.tools: Any = None
+        """Those that the template is given."""
         self.logprobs: Logprobs | None = None
         self.gone = threading.Event()
 

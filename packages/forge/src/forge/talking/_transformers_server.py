@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from functools import lru_cache
+from http import HTTPStatus
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -21,6 +22,7 @@ from forge.tasks._system_message import with_system_prompt
 
 _CLOSED = ("/reset", "/load_model")
 """Routes that would unload the model for everybody, or load another one."""
+_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models")
 _OF_PROCESSORS = ("add_special_tokens", "load_audio_from_video", "num_frames", "return_dict", "return_tensors", "tokenize")
 """Arguments of a processor's `apply_chat_template` that are none of a template's."""
 _PLACE = "the request"
@@ -161,6 +163,24 @@ def _of_template(messages: Any, processor: Any) -> Any:
     return [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
 
 
+def _refuse_unread_tools(tools: Any, processor: Any) -> None:
+    """Refuse tools of which the template writes nothing: the model would never know of them.
+
+    Raises:
+        BadRequest: it writes the same with and without them.
+    """
+    tokenizer: Any = getattr(processor, "tokenizer", processor)
+    try:
+        asked = [{"role": "user", "content": "hi"}]
+        plain, written = (tokenizer.apply_chat_template(asked, tokenize=False, tools=each) for each in (None, tools or None))
+    except Exception:  # noqa: BLE001 - a template raises what it likes, and says it where the request itself is read
+        return
+    if tools and plain == written:
+        raise BadRequest(
+            "this model's chat template writes no tools, so that it would not know of them; leave them out", "tools"
+        )
+
+
 def refuse_bad_requests(names: tuple[str, ...] = (), system: str | None = None) -> None:
     """Let this process answer what it cannot read by status 400 and OpenAI's error object.
 
@@ -188,6 +208,7 @@ def refuse_bad_requests(names: tuple[str, ...] = (), system: str | None = None) 
         check_messages(messages, str(getattr(modality, "value", modality)), hear)
         messages = with_system_prompt(messages, system)
         messages = _of_template(messages, _processor.get())
+        _refuse_unread_tools(Asking.now().tools, _processor.get())
         Asking.now().messages = messages
         # transformers gives a template no field but these, and no content beside calls, which training gives it.
         contents = read([{**message, "tool_calls": None} for message in messages], modality)
@@ -208,6 +229,7 @@ def refuse_bad_requests(names: tuple[str, ...] = (), system: str | None = None) 
                 raise BadRequest(f"nothing came; give {wanted}", field)
             passed, drawing = read_fields(body, known or body, field)
             asking = Asking.now()
+            asking.tools = passed.get("tools")
 
             async def choice(number: int) -> Any:
                 asking.drawing = drawing.of_choice(number)
@@ -302,8 +324,11 @@ def _say_errors(app: Any) -> None:
         return JSONResponse(error_of(str(error), error.status), error.status)
 
     @app.exception_handler(HTTPException)
-    def said(_: Any, error: HTTPException) -> Any:
-        return JSONResponse(error_of(str(error.detail), error.status_code), error.status_code, error.headers)
+    def said(request: Any, error: HTTPException) -> Any:
+        detail = str(error.detail)
+        if error.status_code == HTTPStatus.NOT_FOUND and detail == HTTPStatus.NOT_FOUND.phrase:  # no route, and no word of it
+            detail = f"{request.method} {request.url.path[:80]}: not served here; there are {', '.join(_ROUTES)}"
+        return JSONResponse(error_of(detail, error.status_code), error.status_code, error.headers)
 
     @app.exception_handler(RequestValidationError)
     def no_json(_: Any, error: RequestValidationError) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 
 import forge_algos
 import forge_dist
+from forge._counted import counted
 from forge.tasks._media import sampled_media
 from forge.tasks._offline import OfflineSteps
 from forge.tasks._rollouts import LOOKED_AT, sampler_of
@@ -38,13 +39,30 @@ class OnPolicySteps(OfflineSteps):
 
     def steps(self, first: int) -> Iterator[list[Any]]:
         """Yield this rank's micro-batches of each step."""
-        run, own = self.run, self.run.settings.objective
-        seed = run.settings.plan.seed
+        run, seed = self.run, self.run.settings.plan.seed
+        self._tell()
         for step in run.steps_from(first):
-            sampled = np.random.default_rng(step_seed(seed, step, _CHOICE)).random() < own.on_policy
+            sampled = self._samples(step)
+            run.report.rollout_figures = ""
             batches = self._sampled(step) if sampled else self._batches(step)
             run.machine.seed(step_seed(seed, step, run.strategy.data_parallel_rank))
             yield read_ahead(batches) if sampled else batches
+
+    def _samples(self, step: int) -> bool:
+        """Whether a step is on sampled completions."""
+        seed = step_seed(self.run.settings.plan.seed, step, _CHOICE)
+        return bool(np.random.default_rng(seed).random() < self.run.settings.objective.on_policy)
+
+    def _tell(self) -> None:
+        """Say how many steps the seed has drawn, where they are few enough to be asked beforehand."""
+        share, steps = self.run.settings.objective.on_policy, self.run.num_steps
+        if share == 1 or steps is None or steps > LOOKED_AT:
+            return
+        drawn = sum(map(self._samples, range(steps)))
+        self.run.report.note(
+            f"{'' if drawn else 'WARNING: '}on_policy={share:g}: {drawn:,} of {counted(steps, 'steps')} "
+            f"{'is' if drawn == 1 else 'are'} on completions of the model's own, as the seed draws them"
+        )
 
     def _sampled(self, step: int) -> list[Any]:
         """Sample a completion of each prompt of a step; return this rank's micro-batches."""
@@ -68,7 +86,12 @@ class OnPolicySteps(OfflineSteps):
         run.ranks.first(lambda: self._write(step + 1, rows, found))
         lengths = [len(ids) for ids in found.completion_ids]
         completions, figures = items.read(rows, found.completion_ids, found.finished.tolist())
-        figures |= {"rollout_length": float(np.mean(lengths)), "rollout_cut_off": int((~found.finished).sum())}
+        cut_off = int((~found.finished).sum())
+        figures |= {"rollout_length": float(np.mean(lengths)), "rollout_cut_off": cut_off}
+        shown = ["sampled", f"length {np.mean(lengths):,.1f}", *([f"cut_off {cut_off / len(rows):.0%}"] if cut_off else [])]
+        if (compared := figures.get("rollout_compared")) is not None:
+            shown.append(f"compared {compared:.0%}")
+        run.report.rollout_figures = "  ".join(shown)
         run.metrics({"step": step, **figures})
         # A row may stand in a step twice, with two completions.
         left: dict[int, list[Any]] = defaultdict(list)

@@ -52,8 +52,14 @@ class Evaluation:
 
     def __str__(self) -> str:
         parts = [] if self.loss is None else [f"loss {figure(self.loss)}"]
-        parts += [f"{name} {figure(value)}" for name, value in self.figures.items()]
+        parts += [f"{name} {self._shown(name, value)}" for name, value in self.figures.items()]
         return f"{', '.join(parts)} over {counted(round(self.count, 1), self.unit)}"
+
+    def _shown(self, name: str, value: float) -> str:
+        # Online verbs count what was cut off, others have its share; a step's line shows the share.
+        if name == "cut_off":
+            return f"{value / self.count if isinstance(value, int) else value:.0%}"
+        return f"{value:,}" if isinstance(value, int) else figure(value)
 
 
 @attrs.frozen(kw_only=True)

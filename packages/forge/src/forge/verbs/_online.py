@@ -65,7 +65,7 @@ class OnlineRunSettings(RunSettings):
 
 def updates_of(s: Any) -> int:
     """Return the optimizer steps on one rollout."""
-    return s.objective.num_iterations * s.objective.updates_per_pass
+    return s.objective.steps_of_rollout
 
 
 class OnlineTask(PromptTask):
@@ -106,11 +106,12 @@ class OnlineTask(PromptTask):
         return Prompts(store, max_new_tokens=s.objective.max_new_tokens)
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
-        """Refuse rows without the fields that rewards take, and settings that images cannot have.
+        """Refuse rows without the fields that rewards take, and settings that images cannot have; warn of idle ones.
 
         The lint looks at what is learned, and of prompts nothing is.
         """
         check_prompt_media(s, report, train, held_out)
+        _warn_of_idle(s.objective, report)
         for setting, store in (("data_path", train), ("eval_data_path" if s.data.eval_data_path else "data_path", held_out)):
             for name in s.objective.reward if store is not None else ():
                 _check_columns(name, setting, store)
@@ -135,6 +136,22 @@ class OnlineTask(PromptTask):
     def step_source(self, run: Run) -> RolloutSteps:
         """Sample, reward and learn from rollouts."""
         return RolloutSteps(with_media(run), self.objective(run.settings.objective), self.updates(run.settings))
+
+
+def _warn_of_idle(own: Any, report: Reporter) -> None:
+    """Warn of settings that act from the second step on a rollout on, where each has one.
+
+    They are no error: values of on-policy runs elsewhere have them too, `clip_high=0.28` for instance.
+    """
+    if not own.idle:
+        return
+    said = [f"{name}={getattr(own, name)}" for name in own.idle]
+    if "loss_type" in own.idle:
+        said[own.idle.index("loss_type")] += f" (the gradients are those of {own.policy.first_as})"
+    report.note(
+        f"WARNING: {', '.join(said)} {'has' if len(said) == 1 else 'have'} no effect: each rollout is learned from in one "
+        "step, in which the ratio to the policy that sampled is 1. Set updates_per_pass or num_iterations above 1."
+    )
 
 
 def _check_columns(reward: str, setting: str, store: Any) -> None:
