@@ -134,7 +134,7 @@ def data_sets(draft: Draft) -> None:
 
 
 def entries(mixed: Sequence[tuple[str, Mapping[str, object]]], key: str, lost: list[str]) -> object:
-    """Return data sets, with what each has of its own, in the plainest form; list what is there twice.
+    """Return data sets with what each has of its own in the plainest form; list repeated ones.
 
     Args:
         mixed: path and settings of each.
@@ -253,7 +253,7 @@ def _entry(each: Any, key: str, setting: str, draft: Draft) -> list[_DataSet]:
 
 
 def _paths(path: Any, split: Any, files: Any, config: Any) -> list[str]:
-    """Return the files of an entry, or its data set on the Hub with the split; nothing without a path."""
+    """Return the files of an entry, or its data set on the Hub; nothing without a path."""
     if files is not None:
         return [str(file) for file in (files if isinstance(files, list) else [files])]
     if path is None or FILE.search(str(path)):
@@ -262,7 +262,7 @@ def _paths(path: Any, split: Any, files: Any, config: Any) -> list[str]:
 
 
 def rows_of_slice(split: str, key: str, lost: list[str], *, files: int = 1, parted: bool = False) -> dict[str, object]:
-    """Return which rows of files the slice of a split has, as settings of an entry; list what none says.
+    """Return settings of an entry for the rows in a split's slice; list a slice without any.
 
     >>> rows_of_slice("train[:100]", "split", []), rows_of_slice("train", "split", [])
     ({'max_samples': 100}, {})

@@ -73,7 +73,7 @@ def distillation(draft: Draft) -> None:
 
 
 def _trainer(draft: Draft) -> tuple[dict[str, object], str]:
-    """Return the defaults and the name of the trainer that a file of TRL's is for; list what it is taken for."""
+    """Return defaults and name of the trainer that a file is for; list one that is open."""
     left = draft.left
     taken = "verb: read as a file of TRL's "
     if any(key in _OF_GOLD or key.startswith("uld_") for key in left):
@@ -95,7 +95,7 @@ def _trainer(draft: Draft) -> tuple[dict[str, object], str]:
 
 
 def _last_answers(draft: Draft, of: str) -> None:
-    """Read what GKDTrainer and GOLDTrainer learn of a row: its last answer, and the last tokens of a long row."""
+    """Read what GKD and GOLD learn of a row: its last answer, of a long row the last tokens."""
     left, found = draft.left, draft.found
     found["train_on"] = "last"
     draft.comments["train_on"] = f"TRL's {of} learns the last message of a conversation alone"
