@@ -218,9 +218,9 @@ def test_a_path_twice(folder, qwen3, tmp_path, capsys):
         (["a", {"train_on": "last"}], "`data_path`: entry 2 has 'train_on', and no path; known: path, weight"),
         (
             [{"path": "a", "trian_on": "last"}],
-            r"data_path\[0\] has the fields .*, but 'trian_on', which no data set has; did you",
+            r"data_path\[0\] .* as an entry of .* has 'trian_on', which no data set has; did you",
         ),
-        ([{"pth": "a", "weight": 2}], "but 'pth', which no data set has; did you mean 'path'"),
+        ([{"pth": "a", "weight": 2}], "it has 'pth', which no data set has; did you mean 'path'"),
         (
             [{"path": "a", "weight": 1}, {"path": "a", "weight": 2}],
             "alike each time; name it once, with the sum of its weights, 3$",
