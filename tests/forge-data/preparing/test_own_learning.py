@@ -161,6 +161,7 @@ def test_prompts(folder, qwen3, tmp_path):
     ("own", "error", "message"),
     [
         ({"train_on": "lest"}, DataError, r"of the entry .*b\.jsonl train_on must be one of assistant, last"),
+        ({"train_on": "user"}, DataError, r"b\.jsonl:1: train_on of the entry is 'user', and the row is text"),
         ({"turns": 3}, DataError, "turns is 3; allowed: auto, history"),
         ({"train_on": "all", "train_on_turn_end": "none"}, DataError, "train_on_turn_end='none' has no effect with train_on"),
         ({"system_prompt": "Be brief."}, DataError, r"of the entry b\.jsonl the system_prompt has no effect: all of its rows"),
