@@ -161,6 +161,7 @@ def test_prompts(folder, qwen3, tmp_path):
     ("own", "error", "message"),
     [
         ({"train_on": "lest"}, DataError, r"of the entry .*b\.jsonl train_on must be one of assistant, last"),
+        ({"train_on": "user"}, DataError, r"b\.jsonl:1: train_on of the entry is 'user', and the row is text"),
         ({"turns": 3}, DataError, "turns is 3; allowed: auto, history"),
         ({"train_on": "all", "train_on_turn_end": "none"}, DataError, "train_on_turn_end='none' has no effect with train_on"),
         ({"system_prompt": "Be brief."}, DataError, r"of the entry b\.jsonl the system_prompt has no effect: all of its rows"),
@@ -218,9 +219,9 @@ def test_a_path_twice(folder, qwen3, tmp_path, capsys):
         (["a", {"train_on": "last"}], "`data_path`: entry 2 has 'train_on', and no path; known: path, weight"),
         (
             [{"path": "a", "trian_on": "last"}],
-            r"data_path\[0\] has the fields .*, but 'trian_on', which no data set has; did you",
+            r"data_path\[0\] .* as an entry of .* has 'trian_on', which no data set has; did you",
         ),
-        ([{"pth": "a", "weight": 2}], "but 'pth', which no data set has; did you mean 'path'"),
+        ([{"pth": "a", "weight": 2}], "it has 'pth', which no data set has; did you mean 'path'"),
         (
             [{"path": "a", "weight": 1}, {"path": "a", "weight": 2}],
             "alike each time; name it once, with the sum of its weights, 3$",

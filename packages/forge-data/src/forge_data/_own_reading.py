@@ -60,6 +60,14 @@ class OwnReading:
         """Return whether rows are read alike with another's settings."""
         return attrs.evolve(self, **_ALL_ROWS) == attrs.evolve(other, **_ALL_ROWS)
 
+    def named_in(self, error: ForgeDataError) -> None:
+        """Write in the message of a row's error whose settings are meant, where they are these."""
+        text = str(error)
+        for name, value in attrs.asdict(self).items():
+            if value is not None:
+                text = text.replace(f"`{name}`", f"{name} of the entry")
+        error.args = (text, *error.args[1:])
+
     def over(self, options: O, path: str) -> O:
         """Return the options of a use with these settings in their place.
 

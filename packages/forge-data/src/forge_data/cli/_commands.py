@@ -200,7 +200,8 @@ def _shown(words: Namespace, folder: Path) -> "TokenStore | PromptStore":
     is_entry = not isinstance(data, str)
     if not (place / MANIFEST).is_file() and (words.tokenizer is not None or place.is_file() or is_entry):
         if words.tokenizer is None:
-            resolve(data)  # what holds no rows needs no tokenizer
+            if place.is_file():
+                resolve(data)  # what holds no rows needs no tokenizer
             raise DataError(f"{words.store} is not prepared yet; give a `tokenizer` to see what would be learned of it")
         # The page is headed by the name of its store.
         name = Path(next(iter(data))).name if is_entry else place.resolve().name

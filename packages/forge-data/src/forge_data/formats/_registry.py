@@ -264,10 +264,10 @@ def _detected(place: str, fields: Fields, known: dict[str, Format]) -> str:
             f"{has}, which fit more than one format: {' and '.join(matching)}; say which is meant with `format`, such as "
             f"{matching[0]}, or keep the fields of one"
         )
-    if (wrong := misspelt_in(fields)) is not None:
-        raise DataError(f"{place} has the fields {_named(fields)}, as a data set has them, but {wrong}")
     _check_nulls(place, fields, candidates.values())
     listed = "; ".join(f"{name} ({row.needs})" for name, row in candidates.items())
+    if (wrong := misspelt_in(fields)) is not None:
+        raise DataError(f"{has}, which are no known format; as an entry of `data_path` it has {wrong} Formats: {listed}")
     wanted = _wanted(fields, candidates.values())
     misspelt = _misspelt(fields, wanted)
     begun = f"did you mean {' and '.join(map(repr, misspelt.values()))}? Known" if misspelt else "known"

@@ -186,6 +186,8 @@ class Processor:
                 error = rows.error
         except ForgeDataError as found:
             error = found
+        if isinstance(error, ForgeDataError):
+            self._job.own_of(rows.source).named_in(error)
         return builder.build(rows.source, rows.last_row, error)
 
 
