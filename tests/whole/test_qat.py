@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import shutil
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,28 @@ def test_a_finished_run_names_what_is_left_out(given: dict[str, Any], tmp_path: 
             forge.sft(**now, ckpt_output_dir=run)
     equal = {each: value for each, value in more.items() if each != "keep_full_state"} | {"shuffle": True}
     assert forge.sft(**equal, ckpt_output_dir=run).steps == 1
+
+
+def test_going_on_without_it_is_warned_of(given: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a model and of an adapter, in a dry run too; with the same type nothing is said."""
+    more = {**given, "max_steps": 1, "adapter": "lora", "lora_r": 2}
+    adapter = str(forge.sft(**more, ckpt_output_dir=tmp_path / "run").model_dir)
+    model = tmp_path / "whole" / "hf_format" / "samples_4"
+    shutil.copytree(given["model_path"], model)
+    shutil.copy(tmp_path / "run" / "config.yaml", tmp_path / "whole")
+    capsys.readouterr()
+
+    def said(**changed: Any) -> str:
+        forge.dry_run(forge.sft, **more | changed, ckpt_output_dir=tmp_path / "next")
+        return " ".join("".join(capsys.readouterr()).split())
+
+    assert f"WARNING: adapter_path {adapter} was trained with qat=q4_0, and this run has none" in said(
+        adapter_path=adapter, qat=None
+    )
+    assert f"WARNING: model_path {model} was trained with qat=q4_0, and this run has qat=q8_0" in said(
+        model_path=str(model), lora_r=4, qat="q8_0"
+    )
+    assert "was trained with" not in said(adapter_path=adapter)
 
 
 def test_a_file_of_another_type_is_warned_of(

@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM
 import forge
 import forge_algos
 import forge_dist
+from forge.saving._directories import trained_for
 from forge.talking import _evaluate
 from forge.talking._model import AnsweringModel
-from forge.talking._rounded import load_rounded, rounding_of, trained_for
+from forge.talking._rounded import load_rounded, rounding_of
 
 pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
@@ -35,7 +36,10 @@ def rounded(path: Path) -> dict[str, torch.Tensor]:
     """Return a model's weights as its file has them."""
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     kinds, found = forge_dist.rounded_weights(model, "q4_0"), model.state_dict()
-    return {name: forge_algos.fake_quantize(found[name], kind) for name, kind in kinds.items()}
+    return {
+        name: forge_algos.fake_quantize(found[name].transpose(-1, along), kind).transpose(-1, along)
+        for name, (kind, along) in kinds.items()
+    }
 
 
 def test_whose_weights_are_rounded(run: Path, model_dir: Path) -> None:

@@ -221,7 +221,7 @@ class OnlineSettings:
         return () if self.steps_of_rollout > 1 else self._read_later()
 
     def _read_later(self) -> tuple[str, ...]:
-        """Return the names of settings that are not their defaults and act from the second step on a rollout on."""
+        """Return what is no default and acts from the second step on a rollout on."""
         low, high = self.policy.clip
         if not self.policy.bounded or self.policy.bounds(self.clip, self.clip_high) == (low, high):
             return ()

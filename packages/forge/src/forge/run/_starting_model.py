@@ -18,7 +18,7 @@ from forge._counted import counted
 from forge._errors import SettingsError
 from forge._progress import Reporter
 from forge.run._run_directory import RunDirectory
-from forge.saving._directories import remove_at_once, run_values
+from forge.saving._directories import remove_at_once, run_values, trained_for
 from forge.saving._inputs import ADAPTER_FILES
 from forge.settings._origin import origin_note
 from forge.tasks._task import Task
@@ -65,6 +65,7 @@ def starting_model(task: Task, s: Any, out: RunDirectory, report: Reporter, *, w
 
     """
     path = s.model.model_path
+    _tell_rounding(s, report)
     # First, since transformers reads config.json for the tokenizer too: what is wrong there would be said of the tokenizer.
     rows = forge_dist.check_model(path, task=task.model_task(s), weights=weights)
     if not weights and forge_dist.has_no_weights(path):
@@ -286,6 +287,18 @@ def _tell_base(s: Any, folder: Path, report: Reporter) -> None:
             f"WARNING: adapter_path {folder} names {named} as its base, and model_path is {model}: nothing shows whether both "
             "have the same weights"
         )
+
+
+def _tell_rounding(s: Any, report: Reporter) -> None:
+    """Log where the run goes on from one with `qat`, without it or for another type."""
+    for name, path in (("model_path", s.model.model_path), ("adapter_path", s.adapter.adapter_path)):
+        kind = None if path is None else trained_for(path)
+        if kind not in (None, s.qat.qat):
+            now = "has none" if s.qat.qat is None else f"has qat={s.qat.qat}"
+            report.note(
+                f"WARNING: {name} {path} was trained with qat={kind}, and this run {now}: its steps move weights without "
+                f"regard to how {kind} rounds them. Give qat={kind} to go on for a file of that type"
+            )
 
 
 def _recorded(folder: Path) -> forge_dist.AdapterBase | None:

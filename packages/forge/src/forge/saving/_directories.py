@@ -140,3 +140,16 @@ def run_values(run: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or not isinstance(found.get("model_path"), str):
         raise SettingsError(f"{file}: is not what a run writes: it holds no settings, or no model_path. Put it back.")
     return found
+
+
+def trained_for(directory: str | Path) -> str | None:
+    """Return the `qat` of the run in whose hf_format/ a directory lies; None without one."""
+    folder = Path(directory).expanduser().absolute()
+    run = folder.parent.parent
+    if folder.parent.name != "hf_format" or not (run / "config.yaml").is_file():
+        return None
+    try:
+        found = run_values(run).get("qat")
+    except SettingsError:
+        return None  # another program's config.yaml
+    return found if isinstance(found, str) else None

@@ -227,7 +227,7 @@ def _whole(given: Mapping[str, Any], name: str, least: int, most: int | None = N
 
 
 def _check_lengths(given: Mapping[str, Any]) -> None:
-    """Refuse two names of one number with two values, of which transformers' server would take one."""
+    """Refuse two lengths of an answer, of which transformers' server would take one."""
     first, *others = [name for name in _LENGTHS if name in given] or [""]
     for name in others:
         if given[name] != given[first]:

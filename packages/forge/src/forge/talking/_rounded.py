@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import forge_accel
 import forge_algos
 import forge_dist
-from forge._errors import SettingsError
-from forge.saving._directories import run_values
+from forge.saving._directories import trained_for
 
 
 class Rounding(NamedTuple):
@@ -22,19 +21,6 @@ class Rounding(NamedTuple):
     """Type of the file; None for weights as they are."""
     said: str
     """The same in words; "" where there is nothing to say."""
-
-
-def trained_for(directory: str | Path) -> str | None:
-    """Return the `qat` of the run in whose hf_format/ a directory lies; None without one."""
-    folder = Path(directory).expanduser().absolute()
-    run = folder.parent.parent
-    if folder.parent.name != "hf_format" or not (run / "config.yaml").is_file():
-        return None
-    try:
-        found = run_values(run).get("qat")
-    except SettingsError:
-        return None  # another program's config.yaml
-    return found if isinstance(found, str) else None
 
 
 def rounding_of(directory: str | Path) -> Rounding:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from forge._errors import SettingsError
 from forge._printable import printable
+from forge.saving._directories import trained_for
 from forge.saving._system_prompt import run_system_prompt
 from forge.talking._model import find_model
-from forge.talking._rounded import trained_for
 from forge.talking._transformers_server import names_of
 
 _LAST_SECONDS = 3.0

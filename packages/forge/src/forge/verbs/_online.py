@@ -106,7 +106,7 @@ class OnlineTask(PromptTask):
         return Prompts(store, max_new_tokens=s.objective.max_new_tokens)
 
     def check_data(self, s: Any, report: Reporter, train: Any, held_out: Any) -> None:
-        """Refuse rows without the fields that rewards take, and settings that images cannot have; warn of idle ones.
+        """Refuse rows without a reward's fields and what images cannot have; warn of idle settings.
 
         The lint looks at what is learned, and of prompts nothing is.
         """
