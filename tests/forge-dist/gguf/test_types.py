@@ -105,6 +105,7 @@ SHORT = {"gpt_oss", "gemma2", "qwen2_moe"}
 """Models that are tried in CI; the others in the lane."""
 
 
+@pytest.mark.together
 @pytest.mark.parametrize("name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.lane) for name in MODELS])
 def test_every_architecture_computes_with_its_files_numbers(name, tmp_path):
     """Rounded in place, each weight has the numbers of its tensors in the file: fused, reordered and transposed ones too."""

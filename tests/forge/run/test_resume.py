@@ -53,7 +53,7 @@ def test_a_state_of_before_matches() -> None:
     added = {field.name for verb in VERBS for _, field in flat_fields(task_of(verb).settings)} - FIRST
     added -= _FREE | {*_LENGTH, "backend"}
     # Other verbs had these before, with other values; those of the online verbs, of kto and of distill are new.
-    added |= {"reference", "loss_type", "whiten", "dual_clip", "loss", "max_new_tokens"}
+    added |= {"reference", "loss_type", "whiten", "dual_clip", "loss", "max_new_tokens", "top_p", "top_k"}
     assert added == set(ADDED), "a setting that is new needs an entry in ADDED, or no run of before resumes"
     values = as_values(settings())
     mine = set(ADDED) - {"loss"}
@@ -62,6 +62,17 @@ def test_a_state_of_before_matches() -> None:
     )
     assert not mine & set(past(settings()))
     assert past(settings(warmup_ratio=0.1))["warmup_ratio"] == 0.1
+
+
+@pytest.mark.parametrize("verb", ["distill", "grpo", "ppo", "rloo", "sdft"])
+def test_how_is_sampled_is_new_in_distill_alone(verb: str) -> None:
+    """States of the verbs that sampled before have entries for it, whatever the values."""
+    given = {"model_path": "m", "data_path": "d", "ckpt_output_dir": "o"}
+    given |= {"distill": {"teacher_path": "t"}, "sdft": {}}.get(verb, {"reward": "rewards:right"})
+    found = past(resolve(task_of(verb).settings, ("argument", given)))
+    assert {"max_new_tokens", "top_p", "top_k"} & set(found) == (
+        {"max_new_tokens", "top_p", "top_k"} if verb != "distill" else set()
+    )
 
 
 def test_an_adapter_to_go_on_from_is_known_by_its_content(tmp_path: Path) -> None:

@@ -167,6 +167,8 @@ ADDED = {
     "freeze_language_model": False,
 }
 """Setting that earlier versions did not know → what their runs had, with which their full states are resumed."""
+_SAMPLING = ("max_new_tokens", "top_p", "top_k")
+"""Of these what is new in `forge distill` alone: full states of other verbs have an entry whatever the value."""
 
 
 def is_finished(path: Path, s: RunSettings, verb: str) -> bool:
@@ -475,7 +477,9 @@ def must_match(
     """
     # Full states are of one backend alone, and know an adapter's content as their adaptation.
     free = {*_FREE, *_LENGTH, "backend", "adapter_path"}
-    past = {name: value for name, value in as_values(s).items() if name not in free and (name, value) not in ADDED.items()}
+    values = as_values(s)
+    new = {name: value for name, value in ADDED.items() if name not in _SAMPLING or "on_policy" in values}
+    past = {name: value for name, value in values.items() if name not in free and (name, value) not in new.items()}
     length = {"steps": plan.num_steps} if s.optimizer.needs_length else {}
     return {
         "data": train.store.fingerprint,
