@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -168,7 +169,7 @@ def test_goes_on_after_a_kill(given: dict[str, Any], whole: Path, tmp_path: Path
     assert written == [lost]
     after = load_file(lost)
     assert all(np.array_equal(after[name], found) for name, found in before.items())
-    with pytest.raises(forge.SettingsError, match="from another teacher, other rows or other settings"):
+    with pytest.raises(forge.SettingsError, match=r"holds what was computed with top_k \d+ \(now 3\)\. Remove it"):
         taught(given, path, top_k=3)
 
 
@@ -379,7 +380,8 @@ def test_what_is_refused(given: dict[str, Any], whole: Path, tmp_path: Path) -> 
         ({"train_on": "all"}, r"chats\.jsonl:\d+: its token 1 is learned, .* nothing of it, .* run has of train_on, turns"),
         ({"temperature": 2.0}, "was computed with 1"),
         ({"add_tokens": ("<new>",)}, "another tokenizer"),
-        ({"teacher_logprobs": str(tmp_path / "none")}, "there is no teacher.json"),
+        ({"teacher_logprobs": str(tmp_path / "none")}, "there is no such directory"),
+        ({"teacher_logprobs": str(tmp_path)}, "there is no teacher.json in it"),
     ):
         with pytest.raises((forge.SettingsError, forge_data.DataError), match=message):
             forge.distill(**stored(given, whole) | more, ckpt_output_dir=tmp_path / "run")
@@ -524,5 +526,12 @@ def test_reads_rows_as_the_run_does(given: dict[str, Any], tmp_path: Path) -> No
     rests = np.concatenate([load_file(part)["rest"] for part in found.path.glob("*.safetensors")])
     assert found.covered == pytest.approx(1 - np.exp(rests.astype(np.float64)).mean())
     assert f"3 tokens at each, which hold {found.covered:.1%} of the teacher's probability" in str(found)
+    assert f"{found.num_bytes / 2**10:,.1f} KiB: 3 tokens" in str(found)
+    little, much = (str(attrs.evolve(found, covered=covered)) for covered in (0.05, 0.9))
+    assert ". WARNING: the rest is learned as one class; set a larger top_k" in little
+    assert "WARNING" not in much
+    others = str(write_rows(tmp_path / "others.jsonl", conversations(7)))
+    with pytest.raises(forge.SettingsError, match="computed from other rows, rows read otherwise, or other weights of the"):
+        forge.teach(data_path=[others], teacher_path=given["teacher_path"], output=found.path, top_k=3)
     run = stored(given, found.path, **settings) | {"data_path": {str(file): {"data_format": "messages"}}}
     assert forge.distill(**run, ckpt_output_dir=tmp_path / "run").steps == 3

@@ -59,6 +59,9 @@ def test_a_folder_of_runs_names_them(tmp_path: Path) -> None:
         find_model(tmp_path / "frist")
     with pytest.raises(forge.SettingsError, match=f"there is no such directory. {held}"):
         read_record(tmp_path / "frist")
+    (tmp_path / "m q.gguf").touch()
+    with pytest.raises(forge.SettingsError, match=r"is a GGUF file, which llama\.cpp reads: `llama-cli -m '.*/m q\.gguf'`\. "):
+        find_model(tmp_path / "m q.gguf")
 
 
 def test_a_model_with_a_head_of_numbers_is_named(tmp_path: Path) -> None:

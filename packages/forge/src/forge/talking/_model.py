@@ -76,6 +76,8 @@ def find_model(model_path: str | Path) -> str:
     if not os.path.isdir(os.path.expanduser(directory)):
         if os.path.exists(os.path.expanduser(directory)) or not is_hub_form(directory):
             found = "is a file" if os.path.exists(os.path.expanduser(directory)) else "there is no such directory"
+            if found == "is a file" and directory.lower().endswith(".gguf"):
+                found = f"is a GGUF file, which llama.cpp reads: `llama-cli -m {shlex.quote(directory)}`"
             raise SettingsError(
                 f"{directory}: {found}.{near(Path(directory).expanduser())} Give a run, a directory of a model or an adapter, "
                 "or a name on the Hub (org/name)."

@@ -14,6 +14,9 @@ from forge._errors import RunWriteError, SettingsError
 from forge.locking._run_lock import RunLock
 from forge.tasks.items._stored_teacher import RECORD, Part, part_file, part_key, write_part, write_record
 
+_TOLD = ("teacher", "top_k", "temperature")
+"""What teacher.json has of the settings of `forge teach`."""
+
 
 class TeacherOutput:
     """The directory, which one command at a time writes to; without a part it is as it was."""
@@ -57,8 +60,7 @@ class TeacherOutput:
             raise SettingsError(f"output {self.folder}: holds other files. Give a directory that is empty or not there.")
         if record.exists() and _key_of(record) != self._key:
             raise SettingsError(
-                f"output {self.folder}: holds what was computed from another teacher, other rows or other settings. Remove "
-                "it, or give another output."
+                f"output {self.folder}: holds what was computed {_otherwise(record, about)}. Remove it, or give another output."
             )
         self._about = {"key": self._key, **about}
         return [number for number in range(about["parts"]) if part_key(part_file(self.folder, number)) != self._key]
@@ -91,3 +93,13 @@ def _key_of(record: Path) -> Any:
         return json.loads(record.read_text(encoding="utf-8"))["key"]
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def _otherwise(record: Path, about: Mapping[str, Any]) -> str:
+    """Say what teacher.json has otherwise; what it does not have is how rows are read."""
+    try:
+        was = json.loads(record.read_text(encoding="utf-8"))
+        differ = [f"{name} {was[name]} (now {about[name]})" for name in _TOLD if was[name] != about[name]]
+    except (OSError, ValueError, LookupError, TypeError):
+        differ = []
+    return f"with {', '.join(differ)}" if differ else "from other rows, rows read otherwise, or other weights of the teacher"

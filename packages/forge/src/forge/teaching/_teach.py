@@ -32,6 +32,10 @@ _PART_BYTES = 2**28
 """Bytes of a part's log-probabilities, about: what a kill loses is less than a part."""
 
 
+_LITTLE = 0.5
+"""Share of the teacher's probability below which what is stored says little of what the teacher expects."""
+
+
 @attrs.frozen(kw_only=True)
 class Taught:
     """What was stored of a teacher."""
@@ -50,8 +54,10 @@ class Taught:
 
     def __str__(self) -> str:
         verb = "would write" if self.dry_run else "wrote"
-        size = f"{self.num_bytes / 2**20:,.1f} MiB"
+        size = f"{self.num_bytes / 2**20:,.1f} MiB" if self.num_bytes >= 2**20 else f"{self.num_bytes / 2**10:,.1f} KiB"
         held = "" if self.covered is None else f", which hold {self.covered:.1%} of the teacher's probability"
+        if self.covered is not None and self.covered < _LITTLE:
+            held += ". WARNING: the rest is learned as one class; set a larger top_k"
         return (
             f"{verb} {counted(self.tokens, 'learned tokens')} of {counted(self.samples, 'samples')}, {size}: "
             f"{counted(self.top_k, 'tokens')} at each{held}\n{self.path}"

@@ -120,7 +120,8 @@ def read_record(path: str | Path) -> dict[str, Any]:
         if (version := found["version"]) == _VERSION:
             return {**found, **{name: kind(found[name]) for name, kind in _FIELDS.items()}}
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        what = f"there is no {RECORD} in it" if isinstance(error, FileNotFoundError) else f"its {RECORD} cannot be read"
+        missing = f"there is no {RECORD} in it" if file.parent.is_dir() else "there is no such directory"
+        what = missing if isinstance(error, FileNotFoundError | NotADirectoryError) else f"its {RECORD} cannot be read"
         raise SettingsError(f"teacher_logprobs {path}: {what}. {remedy}") from error
     raise SettingsError(f"teacher_logprobs {path}: is of another version of forge ({version}). {remedy}")
 
