@@ -461,6 +461,9 @@ def test_show_refuses_by_flag(words, message, store, model, tmp_path, capsys):
     places = {"ROWS": rows, "ENTRY": f'{rows}={{"train_on": "last"}}', "RECIPE": str(recipe), "STORE": store, "MODEL": model}
     assert _parser.main(["show", *[places.get(word, word) for word in words]]) == 2
     assert message in printed(capsys)[1]
+    if words == ["RECIPE"]:
+        assert _parser.main(["lint", str(recipe)]) == 2
+        assert message in printed(capsys)[1]
 
 
 def test_other_words_for_the_verbs(capsys):

@@ -8,6 +8,7 @@ import attrs
 
 from forge_data._errors import DataError, ForgeDataError
 from forge_data._options import Options
+from forge_data._paths import expand_user
 from forge_data._settings import MAX_BAD_ROWS
 from forge_data.findings._finding import Finding
 from forge_data.findings._report import Findings, LintReport
@@ -203,6 +204,8 @@ def _of_rows(data: "DataPath", tokenizer: Any, options: Options, preprocess: Any
 
     check_name(options.format)
     if tokenizer is None:
+        if isinstance(data, str) and expand_user(data, DataError).is_file():
+            resolve(data)  # what holds no rows needs no tokenizer
         raise DataError("rows are linted as a tokenizer sees them; give a `tokenizer`")
     chosen = with_template(as_tokenizer(tokenizer), options.chat_template, options.chat_template_kwargs)
     changes = RowChanges(load_preprocess(preprocess), options.rename_columns)
