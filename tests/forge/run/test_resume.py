@@ -53,7 +53,7 @@ def test_a_state_of_before_matches() -> None:
     added = {field.name for verb in VERBS for _, field in flat_fields(task_of(verb).settings)} - FIRST
     added -= _FREE | {*_LENGTH, "backend"}
     # Other verbs had these before, with other values; those of the online verbs, of kto and of distill are new.
-    added |= {"reference", "loss_type", "whiten", "dual_clip", "loss", "max_new_tokens"}
+    added |= {"reference", "loss_type", "whiten", "dual_clip", "loss", "max_new_tokens", "top_p", "top_k"}
     assert added == set(ADDED), "a setting that is new needs an entry in ADDED, or no run of before resumes"
     values = as_values(settings())
     mine = set(ADDED) - {"loss"}
