@@ -82,4 +82,6 @@ class Prompts:
         """Return a few short prompts as samples that are learned whole, to compare two models on."""
         rows = sorted(range(min(len(self), _CANDIDATES)), key=lambda row: int(self.store.lengths[row]))
         ids = [self.store[row].input_ids for row in rows if self.store.lengths[row] > 1][:_COMPARED]
+        # Of one token nothing is predicted: where there are no longer ones it is given twice.
+        ids = ids or [np.tile(self.store[row].input_ids, 2) for row in rows[-_COMPARED:] if self.store.lengths[row]]
         return [(each, each) for each in ids]
