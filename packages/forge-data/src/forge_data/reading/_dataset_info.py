@@ -17,7 +17,7 @@ import attrs
 
 from forge_data._errors import DataError
 from forge_data._values import describe, from_json, nearest, parsed_json
-from forge_data.reading._record import CHUNK_BYTES, Chunk, Reader, Record, Refused, WithoutNulls
+from forge_data.reading._record import CHUNK_BYTES, ChunkOfChunk, Reader, Record, Refused, WithoutNulls
 
 FILE = "dataset_info.json"
 _ENTRY = re.compile(rf"(?P<path>(?:.*?[/{re.escape(os.sep)}])?{re.escape(FILE)})(?::(?P<name>.*))?", re.DOTALL)
@@ -280,31 +280,11 @@ def _refuse_elsewhere(place: str, key: str, entry: Mapping[str, Any]) -> NoRetur
     raise DataError(f"{place}: {key} is {describe(url)}, which is not read; write its rows to a file, and give file_name")
 
 
-@attrs.frozen
-class DescribedChunk:
+@attrs.frozen(eq=False)
+class DescribedChunk(ChunkOfChunk):
     """Rows of a chunk in the fields that a description gives them."""
 
-    chunk: Chunk
     description: Description
-
-    @property
-    def size(self) -> int:
-        """Approximate bytes."""
-        return self.chunk.size
-
-    @property
-    def first_row(self) -> int:
-        """Number of its first row."""
-        return self.chunk.first_row
-
-    @property
-    def last_row(self) -> int:
-        """Number of its last row."""
-        return self.chunk.last_row
-
-    def part(self, first: int, last: int) -> "DescribedChunk":
-        """Return the rows with the numbers `first` to `last`."""
-        return attrs.evolve(self, chunk=self.chunk.part(first, last))
 
     def records(self, refused: Refused | None = None) -> Iterator[Record]:
         """Yield the rows; errors as of the chunk."""

@@ -12,38 +12,18 @@ from forge_data._values import counted
 from forge_data.reading._csv import CsvFile
 from forge_data.reading._dataset_info import DescribedRows
 from forge_data.reading._jsonl import JsonLines
-from forge_data.reading._record import CHUNK_BYTES, Chunk, Reader, Record, Refused
+from forge_data.reading._record import CHUNK_BYTES, Chunk, ChunkOfChunk, Reader, Record, Refused
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
 @attrs.frozen(eq=False)
-class ChosenRows:
+class ChosenRows(ChunkOfChunk):
     """Some rows of a chunk; others are passed over, broken ones too."""
 
-    chunk: Chunk
     numbers: "NDArray[np.int64]"
     """Numbers of the rows, rising."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the chunk."""
-        return self.chunk.size
-
-    @property
-    def first_row(self) -> int:
-        """Number of the chunk's first row."""
-        return self.chunk.first_row
-
-    @property
-    def last_row(self) -> int:
-        """Number of the chunk's last row."""
-        return self.chunk.last_row
-
-    def part(self, first: int, last: int) -> "ChosenRows":
-        """Return those of the rows with the numbers `first` to `last`."""
-        return ChosenRows(self.chunk.part(first, last), self.numbers)
 
     def records(self, refused: Refused | None = None) -> Iterator[Record]:
         """Yield the rows; one that cannot be read is passed to `refused`, or raised."""

@@ -1,7 +1,9 @@
 """Types that pass from a file to the pipeline: records, and chunks of them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
+
+import attrs
 
 from forge_data._errors import DataError
 from forge_data._values import describe
@@ -70,6 +72,32 @@ class Chunk(Protocol):
             DataError: a row that is broken or not an object, by its place.
         """
         ...
+
+
+@attrs.frozen(eq=False)
+class ChunkOfChunk:
+    """Rows of another chunk, which a subclass gives otherwise: some of them, or other fields."""
+
+    chunk: Chunk
+
+    @property
+    def size(self) -> int:
+        """Approximate bytes, of the whole chunk."""
+        return self.chunk.size
+
+    @property
+    def first_row(self) -> int:
+        """Number of the chunk's first row."""
+        return self.chunk.first_row
+
+    @property
+    def last_row(self) -> int:
+        """Number of the chunk's last row."""
+        return self.chunk.last_row
+
+    def part(self, first: int, last: int) -> Self:
+        """Return those of the rows with the numbers `first` to `last`."""
+        return attrs.evolve(self, chunk=self.chunk.part(first, last))
 
 
 class Reader(Protocol):
